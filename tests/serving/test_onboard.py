@@ -13,7 +13,7 @@ from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.serving.new_client import load_finished_run, onboard
 from fedtailor.serving.site_data import SiteData, load_site
-from fedtailor.serving.validate import cross_validate, folds_of
+from fedtailor.serving.validate import cross_validate, folds_of, summary
 from serving.small_runs import (
     make_run,
     parts_of,
@@ -146,8 +146,8 @@ def test_cross_validation_never_looks_at_the_examples_it_scores(shelf):
     y = generator.integers(0, 2, 200)
     validation = cross_validate(load_finished_run(run.records), SiteData(x, y, 200, "noise"))
     for candidate in validation.candidates:
-        assert candidate.low <= 0.5, "noise cannot be predicted"
-    assert "No clear difference" in validation.advice
+        assert candidate["low"] <= 0.5, "noise cannot be predicted"
+    assert "No clear difference" in summary(validation)["advice"]
     assert validation.calibration.threshold is None, "the method has no ood_score"
 
 

@@ -20,7 +20,7 @@ from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
 from fedtailor.data.partitions import parse_partition
-from fedtailor.data.partitions.base import Partition
+from fedtailor.data.partitions.base import Partition, count_units, divide_groups
 from fedtailor.data.split import ClientPositions
 
 _DEFAULT_CLIENTS = 20
@@ -161,8 +161,6 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
     units = len(pool)
     divide_units = partition.divide
     if groups is not None:
-        from fedtailor.data.grouping import count_units, divide_groups
-
         units = count_units(partition, annotations, groups)
         divide_units = partial(divide_groups, partition, groups=groups)
 

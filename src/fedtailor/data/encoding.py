@@ -79,8 +79,7 @@ def _with_knots(
     columns: Columns, dataset: Dataset, clients: Sequence[ClientPositions], options: DataOptions
 ) -> Columns:
     """Return columns with knots from the training rows of all clients."""
-    from fedtailor.data.knots import with_knots
-    from fedtailor.data.quantiles import Counts, Request, count_cells
+    from fedtailor.data.quantiles import Counts, Request, count_cells, with_knots
 
     raw = dataset.raw
     assert raw is not None

@@ -23,10 +23,9 @@ from fedtailor.data.build import refuse_knots_without_columns
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.knots import with_knots
 from fedtailor.data.moments import ColumnMoments, merge_moments, normalization_of
 from fedtailor.data.own.sites import FEW
-from fedtailor.data.quantiles import Counts, Request, read_counts
+from fedtailor.data.quantiles import Counts, Request, read_counts, with_knots
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered

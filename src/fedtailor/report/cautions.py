@@ -30,9 +30,7 @@ _NOT_COMPARED = (
 """Keys of a schedule that may differ: results tell the rounds, ``train`` is compared apart because
 it matters with some cohorts only, and an evaluation changes no model."""
 _PROVENANCE = {
-    "versions.fedtailor": "the version of fedtailor",
-    "versions.python": "the version of python",
-    "versions.torch": "the version of torch",
+    **{f"versions.{name}": f"the version of {name}" for name in ("fedtailor", "python", "torch")},
     "versions.numpy": "the version of numpy",
     "commit": "the commit of fedtailor",
     "reduction": "the order of addition (reduction)",
@@ -129,35 +127,26 @@ def _other_seeds(finished: Sequence[Method]) -> Iterator[str]:
 
 
 def _other_splits(finished: Sequence[Method]) -> Iterator[str]:
-    """Say that the splits of a seed differ."""
-    # Methods whose splits are the same, and those whose split is not known, by what they are.
-    seeds_by_groups: dict[str, list[int]] = {}
-    seeds_by_unknown: dict[str, list[int]] = {}
+    """Say that the splits of a seed differ, or are not known."""
+    seeds_by_words: dict[str, list[int]] = {}
     for seed in sorted({seed for method in finished for seed in method.finished}):
+        # Methods whose splits are the same; those whose split is not recorded are apart.
         groups: dict[str, list[str]] = {}
         for method in finished:
             if seed in method.finished:
                 groups.setdefault(method.split_of(seed), []).append(method.label)
 
         unknown = groups.pop("", [])
-        if unknown:
-            seeds_by_unknown.setdefault(", ".join(unknown), []).append(seed)
-
         if len(groups) > 1:
             words = "; ".join(", ".join(labels) for labels in groups.values())
-            seeds_by_groups.setdefault(words, []).append(seed)
+            words = f"these groups of methods have different data or splits: {words}. Only "
+            seeds_by_words.setdefault(f"{words}methods of one group", []).append(seed)
+        if unknown:
+            words = f"the split of {', '.join(unknown)} is not recorded. Only other methods"
+            seeds_by_words.setdefault(words, []).append(seed)
 
-    for words, seeds in seeds_by_groups.items():
-        yield (
-            f"In {_seeds(seeds)}, these groups of methods have different data or splits: {words}. "
-            "Only methods of one group are compared client by client."
-        )
-
-    for words, seeds in seeds_by_unknown.items():
-        yield (
-            f"In {_seeds(seeds)}, the split of {words} is not recorded: there is no comparison "
-            "client by client."
-        )
+    for words, seeds in seeds_by_words.items():
+        yield f"In {_seeds(seeds)}, {words} are compared client by client."
 
 
 def _other_facts(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
@@ -189,8 +178,8 @@ def _facts(method: Method, scores: Mapping[int, MetricScores]) -> dict[str, str]
             facts[key] = in_words(settings.get(key, _UNKNOWN))
 
     facts[_WHO_TRAINS] = in_words(settings.get("federation.train", _UNKNOWN))
-    model = {key: in_words(value) for key, value in settings.items() if key.startswith("model.")}
-    facts["the model"] = ", ".join(f"{key}={value}" for key, value in sorted(model.items()))
+    of_model = sorted(key for key in settings if key.startswith("model."))
+    facts["the model"] = ", ".join(f"{key}={in_words(settings[key])}" for key in of_model)
 
     # What the runs of several seeds say, which need not be the same.
     of_runs: dict[str, set[str]] = {}
@@ -267,42 +256,31 @@ def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
         )
         return
 
-    labels_by_words: dict[str, list[str]] = {}
+    words = {}
     for method in finished:
         seeds = list(scores[method.label])
         if len(seeds) > 1:
-            labels_by_words.setdefault(_variation(method, seeds), []).append(method.label)
+            words[method.label] = _variation(method, seeds)
 
-    for words, labels in labels_by_words.items():
-        whose = f" of {', '.join(labels)}" if len(labels_by_words) > 1 else ""
-        yield f"Seeds{whose} differ in {words}."
+    if len(set(words.values())) == 1:
+        yield f"Seeds differ in {min(words.values())}."
+    elif words:
+        yield f"Seeds differ in {_by_value(words)}."
 
 
 def _variation(method: Method, seeds: Sequence[int]) -> str:
     """Return in words what differs between the seeds of a method, and what does not."""
-    varying = ["the initial model", "the order of examples"]
-    constant = []
-
     cohorts = [[line.get("cohort") for line in method.runs[seed].rounds] for seed in seeds]
-    if any(of_seed != cohorts[0] for of_seed in cohorts):
-        varying.append("the cohorts")
-    else:
-        constant.append("the cohorts")
-
     splits = {method.split_of(seed) for seed in seeds}
+    facts = {"the cohorts": any(of_seed != cohorts[0] for of_seed in cohorts)}
     if "" not in splits:
-        if len(splits) > 1:
-            has_sites = bool(method.runs[seeds[0]].split.get("client_names"))
-            others = "" if has_sites else " (so a client of one seed is not that of another)"
-            varying.append(f"the split{others}")
-        else:
-            constant.append("the split")
+        facts["the split"] = len(splits) > 1
 
-    if not constant:
-        return _listed(varying)
-
-    verb = "is" if constant == ["the split"] else "are"
-    return f"{_listed(varying)}; {_listed(constant)} {verb} the same in all seeds"
+    varying = ["the initial model", "the order of examples"]
+    varying += [name for name, varies in facts.items() if varies]
+    constant = [name for name, varies in facts.items() if not varies]
+    same = f"; the same in all seeds: {_listed(constant)}" if constant else ""
+    return f"{_listed(varying)}{same}"
 
 
 def _equal_methods(finished: Sequence[Method], scores: Scores, metric: str) -> Iterator[str]:

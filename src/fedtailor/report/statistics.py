@@ -145,29 +145,19 @@ def bootstrap_interval(
         return None
 
     import numpy as np
+    from scipy import stats
 
-    values = np.asarray(gaps, np.float64)
     center = mean(gaps)  # where all differences are equal, rounding leaves no width
-    generator = np.random.default_rng(seed)
-    rows = max(1, _BLOCK // len(values))
-    means = np.concatenate(
-        [_resampled(values - center, generator, size) for size in _blocks(resamples, rows)]
-    )
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-
-    return Interval(float(low) + center, float(high) + center)
-
-
-def _resampled(values: np.ndarray, generator: np.random.Generator, count: int) -> np.ndarray:
-    """Return the means of resamples, (count,)."""
-    chosen = generator.integers(0, len(values), (count, len(values)))  # (count, n)
-    means: np.ndarray = values[chosen].mean(1)
-    return means
-
-
-def _blocks(total: int, most: int) -> list[int]:
-    """Return parts of a number, each at most ``most``."""
-    return [min(most, total - start) for start in range(0, total, most)]
+    interval = stats.bootstrap(
+        [np.asarray(gaps, np.float64) - center],
+        np.mean,
+        n_resamples=resamples,
+        batch=max(1, _BLOCK // len(gaps)),
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(float(interval.low) + center, float(interval.high) + center)
 
 
 def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:

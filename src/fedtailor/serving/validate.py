@@ -37,34 +37,14 @@ _FEWEST_STEPS = 500
 """Gradient steps, at least, of a model of its own."""
 
 
-class Candidate(NamedTuple):
-    """A model, and how well it does on examples that it was not made from."""
-
-    name: str
-    accuracy: float
-    low: float
-    """Lower end of the 95 % interval of the accuracy (Wilson 1927)."""
-    high: float
-    rival: str
-    """The best other candidate."""
-    difference: float
-    """Of its accuracy from that of the rival."""
-    difference_low: float
-    """Lower end of the 95 % interval of the difference."""
-    difference_high: float
-    balanced_accuracy: float
-    auroc: float | None
-    """The mean over classes; None if all examples are of one class."""
-
-
 class CrossValidation(NamedTuple):
     """The result of a cross-validation."""
 
     examples: int
     groups: int | None
     """How many groups the examples come in, such as patients; None: they are not grouped."""
-    candidates: list[Candidate]
-    advice: str
+    candidates: list[dict[str, Any]]
+    """Every model, and how well it does on examples that it was not made from, ready for JSON."""
     trainings: list[SeedPredictions]
     """What the onboarded model and the best baseline say about every fold, if these were asked
     for."""
@@ -146,7 +126,6 @@ def cross_validate(
         len(labels),
         None if groups is None else int(groups.max()) + 1,
         candidates,
-        _advice(candidates),
         trainings,
         Calibration(len(labels), temperature, threshold),
     )
@@ -227,8 +206,8 @@ def folds_of(site: SiteData) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _candidates(
     logits: dict[str, Tensor], labels: Tensor, groups: np.ndarray | None
-) -> list[Candidate]:
-    """Return the figures of all candidates.
+) -> list[dict[str, Any]]:
+    """Return the figures of all candidates, each beside the best other one, with 95 % intervals.
 
     Args:
         logits: of every candidate (n, classes).
@@ -238,57 +217,40 @@ def _candidates(
     right = {name: (of_one.argmax(1) == labels).numpy() for name, of_one in logits.items()}
     candidates = []
     for name, of_one in logits.items():
-        scores = score(of_one, labels, torch.ones(len(labels)), of_one.shape[1])
-        candidates.append(_candidate(name, right, groups, per_client(scores)))
+        metrics = per_client(score(of_one, labels, torch.ones(len(labels)), of_one.shape[1]))
+        correct = right[name].astype(float)
+        accuracy = float(correct.mean())
+
+        # Both models see the same examples, so the difference has an interval of its own.
+        others = [other for other in right if other != name]
+        rival = max(others, key=lambda other: right[other].mean())
+        paired = correct - right[rival]
+        low, high = paired_interval(paired, groups)
+        candidates.append(
+            {
+                "name": name,
+                "accuracy": accuracy,
+                **wilson_interval(accuracy, effective_number(correct, groups)),
+                "rival": rival,
+                "difference": float(paired.mean()),
+                "difference_low": low,
+                "difference_high": high,
+                "balanced_accuracy": metrics["balanced_accuracy"],
+                "auroc": metrics.get("auroc"),
+            }
+        )
 
     return candidates
 
 
-def _candidate(
-    name: str,
-    right: dict[str, np.ndarray],
-    groups: np.ndarray | None,
-    metrics: dict[str, float],
-) -> Candidate:
-    """Return the figures of a candidate.
-
-    Args:
-        name: of the candidate.
-        right: which examples (n,) every candidate has right.
-        groups: of the examples (n,).
-        metrics: of the candidate, over all examples.
-    """
-    correct = right[name].astype(float)
-    accuracy = float(correct.mean())
-    interval = wilson_interval(accuracy, effective_number(correct, groups))
-
-    # Both models see the same examples, so the difference has an interval of its own.
-    others = [other for other in right if other != name]
-    rival = max(others, key=lambda other: right[other].mean())
-    paired = correct - right[rival]
-    low, high = paired_interval(paired, groups)
-    return Candidate(
-        name=name,
-        accuracy=accuracy,
-        low=interval["low"],
-        high=interval["high"],
-        rival=rival,
-        difference=float(paired.mean()),
-        difference_low=low,
-        difference_high=high,
-        balanced_accuracy=metrics["balanced_accuracy"],
-        auroc=metrics.get("auroc"),
-    )
-
-
-def _advice(candidates: list[Candidate]) -> str:
+def _advice(candidates: list[dict[str, Any]]) -> str:
     """Say which model to use."""
-    best = max(candidates, key=lambda candidate: candidate.accuracy)
-    interval = f"{100 * best.difference_low:+.1f} to {100 * best.difference_high:+.1f}"
-    points = f"{100 * best.difference:+.1f} points ({interval})"
-    if best.difference_low > 0:
-        return f"Use {best.name}: {points} compared with {best.rival}."
-    return f"No clear difference between {best.name} and {best.rival}: {points}."
+    best = max(candidates, key=lambda candidate: candidate["accuracy"])
+    interval = f"{100 * best['difference_low']:+.1f} to {100 * best['difference_high']:+.1f}"
+    points = f"{100 * best['difference']:+.1f} points ({interval})"
+    if best["difference_low"] > 0:
+        return f"Use {best['name']}: {points} compared with {best['rival']}."
+    return f"No clear difference between {best['name']} and {best['rival']}: {points}."
 
 
 def summary(validation: CrossValidation) -> dict[str, Any]:
@@ -297,6 +259,6 @@ def summary(validation: CrossValidation) -> dict[str, Any]:
         "folds": FOLDS,
         "examples": validation.examples,
         "groups": validation.groups,
-        "candidates": [candidate._asdict() for candidate in validation.candidates],
-        "advice": validation.advice,
+        "candidates": validation.candidates,
+        "advice": _advice(validation.candidates),
     }

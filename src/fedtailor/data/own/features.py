@@ -26,7 +26,7 @@ from fedtailor.data.own.patterns import (
     option_text,
     share_like,
 )
-from fedtailor.data.own.site_columns import compare_sites
+from fedtailor.data.own.sites import compare_sites
 
 _CELLS_OF_A_CATEGORY = 5
 """A column with fewer cells than this for each of its many texts looks like an identifier."""

@@ -13,9 +13,8 @@ from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import KIND_OF, DataOptions
-from fedtailor.data.own.examples import Examples, one_source
+from fedtailor.data.own.examples import Examples, groups_of_paths, one_source
 from fedtailor.data.own.findings import FindingPlace, Findings, OwnData
-from fedtailor.data.own.groups import groups_of_paths
 from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import FolderLayout, recognize
 from fedtailor.data.own.names import listed, safe_name

@@ -1,12 +1,15 @@
-"""Checks of all sites together: missing classes and parts, and names."""
+"""Checks of all sites together: classes, parts and names; units and codes of one column."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
 
 from fedtailor.data.own.findings import Finding, Findings, Site
-from fedtailor.data.own.names import counted, listed, show
+from fedtailor.data.own.names import counted, joined, listed, show
+from fedtailor.data.own.patterns import option_text
 
 FEW = 20
 """Sites with fewer training examples get a warning."""
@@ -100,3 +103,160 @@ def _check_site(site: Site, sites: _AllSites) -> Iterator[Finding]:
     if alone and sites.count > 1:
         message = f"Only site {show(site.name)} has examples of {listed(alone)}."
         yield Finding("class_at_one_site", message)
+
+
+_FEWEST = 10
+"""Fewest values of a site, and fewest different ones of a column, from which something is told."""
+
+_FACTORS = {
+    10.0: "such as cm and mm",
+    18.0: "such as mg/dl and mmol/l of glucose",
+    38.67: "such as mg/dl and mmol/l of cholesterol",
+    88.4: "such as umol/l and mg/dl of creatinine",
+    1000.0: "such as g and mg",
+}
+"""Factors between the usual units."""
+
+_NEAR = 1.3
+"""The medians of two sites may differ by this factor beside their units, and the spreads by its
+square."""
+
+_NINES = [int(digit * count) for digit in "789" for count in range(1, 6)]
+_CODES = frozenset([0, -1, *_NINES, *(-number for number in _NINES)])
+"""Numbers that are written for a missing value: 0, -9, 99, 999 and the like."""
+
+_SHARE = 0.05
+"""A value that means missing fills at least this share of a site's cells."""
+_ELSEWHERE = 0.01
+"""A zero that means missing at one site has at most this share at some other."""
+
+
+def compare_sites(name: str, values: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """Yield what is unlike between sites in a column of numbers.
+
+    Args:
+        name: of the column.
+        values: of each site (rows,), NaN for an empty cell.
+    """
+    filled = {site: cells[~np.isnan(cells)] for site, cells in values.items()}
+    empty = [site for site, cells in filled.items() if not len(cells) and len(values[site])]
+    if empty and len(empty) < len(filled):
+        message = (
+            f"Column {show(name)} has no value at {listed(empty)}: medians of the other sites "
+            "stand for all of its cells there."
+        )
+        yield Finding("empty_at_site", message)
+
+    for code in _possible_codes(filled):
+        sites = _find_code(code, filled)
+        if not sites:
+            continue
+
+        counts = joined(f"{show(site)} {count}" for site, count in sites.items())
+        option = option_text("missing_values", f"{{{_key(name)} = [{code:g}]}}")
+        message = (
+            f"Column {show(name)} has many cells of {code:g}, far from all other values: {counts}. "
+            f"If it means that nothing was measured: {option}."
+        )
+        yield Finding("value_means_missing", message)
+        # What is no measurement must not hide or feign another unit.
+        filled = {site: cells[cells != code] for site, cells in filled.items()}
+
+    yield from _find_units(name, filled)
+
+
+def _possible_codes(filled: Mapping[str, np.ndarray]) -> list[float]:
+    """Return the numbers for a missing value that are the smallest or largest one of a site."""
+    ends: set[float] = set()
+    for cells in filled.values():
+        if len(cells):
+            ends |= {float(cells.min()), float(cells.max())}
+
+    return sorted(ends & _CODES)
+
+
+def _key(name: str) -> str:
+    """Return the name of a column as a key of TOML."""
+    is_bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if is_bare else f'"{name}"'
+
+
+def _find_code(code: float, filled: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Return in how many cells of which sites a number seems to mean missing.
+
+    It is far from all other values, by more than the distance of their quartiles. A zero is often a
+    measurement, so at some site there must be hardly any.
+    """
+    counts = {site: int((cells == code).sum()) for site, cells in filled.items() if len(cells)}
+    sites = {
+        site: count
+        for site, count in counts.items()
+        if count >= 3 and count >= _SHARE * len(filled[site])
+    }
+    if not sites:
+        return {}
+
+    if code == 0 and all(counts[site] > _ELSEWHERE * len(filled[site]) for site in counts):
+        return {}
+
+    others = np.concatenate([cells[cells != code] for cells in filled.values()])
+    if len(np.unique(others)) < _FEWEST:
+        return {}
+
+    low, high = np.quantile(others, [0.25, 0.75])
+    return sites if np.abs(others - code).min() > high - low else {}
+
+
+def _find_units(name: str, filled: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """Yield every site whose values are those of the others times a factor between units."""
+    if len(filled) < 2:
+        return
+
+    quantiles = {}
+    for site, cells in filled.items():
+        if len(cells) >= _FEWEST and len(np.unique(cells)) >= _FEWEST:
+            quantiles[site] = np.quantile(cells, [0.1, 0.25, 0.5, 0.75, 0.9])
+
+    for site, here in quantiles.items():
+        others = [other for name, other in quantiles.items() if name != site]
+        factors = [_factor_between(here, other) for other in others]
+        named = [factor for factor in factors if factor is not None]
+
+        # The odd one is that which differs from most others.
+        if 2 * len(named) <= len(others):
+            continue
+
+        median = here[2]
+        elsewhere = float(np.median([other[2] for other in others]))
+        ratio = max(median / elsewhere, elsewhere / median)
+        more = "large" if median > elsewhere else "small"
+        message = (
+            f"Column {show(name)} is about {ratio:.3g} times as {more} at {show(site)} (median "
+            f"{median:.4g}) as elsewhere (median {elsewhere:.4g}): another unit, "
+            f"{_FACTORS[named[0]]}? If so, convert it there."
+        )
+        yield Finding("unit_differs", message)
+        # Of two sites, either may be the one to convert.
+        if len(quantiles) == 2:
+            return
+
+
+def _factor_between(here: np.ndarray, there: np.ndarray) -> float | None:
+    """Return the factor between units that explains two sites' quantiles (5,); None without one.
+
+    Medians and quartile distances both have it, and nearly all values of one are below the other's:
+    heavy tails of another kind of patient overlap.
+    """
+    small, large = sorted((here, there), key=lambda quantiles: float(quantiles[2]))
+    spread = small[3] - small[1]
+    if small[2] <= 0 or spread <= 0 or small[4] >= large[0]:
+        return None
+
+    ratio = large[2] / small[2]
+    ratio_of_spreads = (large[3] - large[1]) / spread
+    for factor in _FACTORS:
+        is_near = 1 / _NEAR <= ratio / factor <= _NEAR
+        if is_near and 1 / _NEAR**2 <= ratio_of_spreads / factor <= _NEAR**2:
+            return factor
+
+    return None

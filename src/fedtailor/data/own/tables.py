@@ -19,7 +19,7 @@ from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.cells import Table
 from fedtailor.data.own.duplicates import Occurrence
-from fedtailor.data.own.examples import AS_THEY_ARE, Examples, one_source
+from fedtailor.data.own.examples import AS_THEY_ARE, Examples, note_groups, one_source
 from fedtailor.data.own.features import check_features, collect_features, join_features
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
@@ -28,7 +28,6 @@ from fedtailor.data.own.findings import (
     Findings,
     Site,
 )
-from fedtailor.data.own.groups import note_groups
 from fedtailor.data.own.labels import guess_label, name_classes
 from fedtailor.data.own.like import TrainingTables, check_names, check_texts, names_of_texts
 from fedtailor.data.own.names import counted, listed, safe_name, show
