@@ -178,11 +178,11 @@ def test_numbers_here_and_text_there_is_an_error_that_names_both():
     [
         (
             ("age", "sex"),
-            "column 'bmi' is in the table of site 'Bergen', but not in that of site 'Oslo'",
+            "column 'bmi' is at site 'Bergen', but not at site 'Oslo'",
         ),
         (
             ("age", "sex", "bmi", "x"),
-            "column 'x' is in the table of site 'Oslo', but not in that of site 'Bergen'",
+            "column 'x' is at site 'Oslo', but not at site 'Bergen'",
         ),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_folder_is_read_in_the_order_of_numbers(tmp_path: Path, dataset: Datas
         )
     (tmp_path / "config.json").write_text("{}")
     rows, num_new, names, _, conditions, [note] = read_split_file(tmp_path, dataset)
-    assert conditions is None and note.endswith("nothing checks that they divide 'toy'.")
+    assert conditions is None and note.endswith("files divide 'toy'.")
     expected = [
         ClientPositions(np.array([c]), np.array([], np.int64), np.array([c + 12]))
         for c in range(12)

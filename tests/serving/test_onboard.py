@@ -166,7 +166,7 @@ def write_other_class(folder):
         (write_pictures, "Berlin, Charité, Mayo, Oslo"),
         (
             lambda folder: write_tables(folder, sites=("Oslo",)),
-            r"Expected pictures.* features of shape \(3,\)",
+            r"data.kind is pictures.* features \(3,\)",
         ),
         (lambda folder: folder.mkdir(), "data"),
         (lambda folder: None, "data"),

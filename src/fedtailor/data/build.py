@@ -183,10 +183,7 @@ def _other_conditions(division: Division, conditions: tuple[str, ...]) -> list[s
     if division.conditions is None or division.conditions == conditions:
         return []
 
-    return [
-        "the conditions of the clients' examples differ from those in the split file: set "
-        "data.shift as in its options."
-    ]
+    return ["the split file has other conditions of examples: set data.shift as in its options."]
 
 
 def split_record(division: Division, conditions: tuple[str, ...] = ()) -> SplitRecord:

@@ -264,10 +264,7 @@ def _check_names(names: Iterable[str], others: Container[str], has: str, lacks: 
     """
     for name in names:
         if name not in others:
-            message = (
-                f"column {name!r} is in the table of site '{has}', but not in that of site "
-                f"'{lacks}'."
-            )
+            message = f"column {name!r} is at site '{has}', but not at site '{lacks}'."
             allowed = "the same columns at all sites"
             raise DataError(message, key=name, allowed=allowed, got=f"none at '{lacks}'")
 

@@ -67,10 +67,7 @@ def encode_table(
 
     if encoded.unseen:
         counts = joined(f"{name!r} {count}" for name, count in encoded.unseen.items())
-        notes.append(
-            f"Cells with a category that no training example has, by column: {counts}. All their "
-            "features are 0."
-        )
+        notes.append(f"Cells with a category that training has not, by column: {counts}.")
 
     return dataclasses.replace(dataset, x=encoded.x, raw=None, columns=columns), notes
 
@@ -120,8 +117,5 @@ def _cells_of(dataset: Dataset) -> dict[str, np.ndarray | Texts]:
 
 
 def _refuse(dataset: Dataset, why: str) -> DataError:
-    message = (
-        f"data set '{dataset.name}': {why}, so empty cells and categories have no values to learn "
-        "from."
-    )
+    message = f"data set '{dataset.name}': {why}, to learn fillings and categories from."
     return DataError(message, key="data.path", allowed="training examples with values", got="none")

@@ -165,10 +165,7 @@ def read_input_specification(folder: Path) -> InputSpecification:
         raise damaged(path, f"its version is {version!r:.40}")
 
     if version > INPUTS_VERSION:
-        message = (
-            f"'{path}' was made by a newer fedtailor, version {version}; this one reads up to "
-            f"{INPUTS_VERSION}."
-        )
+        message = f"'{path}' is of version {version}; this fedtailor reads up to {INPUTS_VERSION}."
         raise DataError(message, path=str(path), allowed=INPUTS_VERSION, got=version)
 
     # The digest ties the two files together: a mix of two runs is refused.

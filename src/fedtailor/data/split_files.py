@@ -61,10 +61,7 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
     """
     num_rows = len(dataset.y)
     if os.path.isdir(path):  # Path.is_dir raises if a parent folder cannot be entered
-        note = (
-            f"{path}: client_*.npz files do not name the data that they divide, so nothing checks "
-            f"that they divide '{dataset.name}'."
-        )
+        note = f"{path}: nothing checks that client_*.npz files divide '{dataset.name}'."
         return LoadedSplit(_read_folder(path, num_rows), 0, (), "given", None, [note])
 
     record = read_split(path)
@@ -168,9 +165,8 @@ def _other_data(path: Path, record: SplitRecord, dataset: Dataset) -> DataError:
     digest = show(record["data_sha256"])
     return DataError(
         f"{path}: the split is of data set {show(record['dataset'])} with the digest {digest}, but "
-        f"data set '{dataset.name}' has the digest '{dataset.digest}'. Its positions would select "
-        "other examples. Use the data that was divided, read with the same options, or divide this "
-        "data again.",
+        f"data set '{dataset.name}' has '{dataset.digest}'. Use the data that was divided, read "
+        "with the same options, or divide this data again.",
         key="data.split",
         path=str(path),
         allowed=dataset.digest,

@@ -105,10 +105,8 @@ def _without_scores(
     for method in finished:
         missing = [seed for seed in method.finished if seed not in scores[method.label]]
         if missing:
-            yield (
-                f"{method.label} has no {metric} of clients at the evaluation point '{point}' in "
-                f"{_seeds(missing)}."
-            )
+            where = f"'{point}' in {_seeds(missing)}"
+            yield f"{method.label} has no {metric} of clients at the evaluation point {where}."
 
         for seed, of_seed in scores[method.label].items():
             count = of_seed.num_clients - len(of_seed.values)
@@ -120,10 +118,7 @@ def _without_scores(
 def _other_seeds(finished: Sequence[Method]) -> Iterator[str]:
     seeds = {method.label: _seeds(method.finished) for method in finished}
     if len(set(seeds.values())) > 1:
-        yield (
-            f"The methods have different seeds: {_by_value(seeds)}. Means are over all seeds of a "
-            "method; methods are compared client by client in the seeds that they share."
-        )
+        yield f"The methods have different seeds: {_by_value(seeds)}. Common ones are compared."
 
 
 def _other_splits(finished: Sequence[Method]) -> Iterator[str]:
@@ -218,10 +213,7 @@ def _lost_work(finished: Sequence[Method]) -> Iterator[str]:
                 total += sum(number for number in numbers if isinstance(number, int))
 
         if total:
-            yield (
-                f"{method.label}: work of clients was lost {total} times (see events.jsonl in "
-                f"'{method.path}')."
-            )
+            yield f"{method.label}: work of clients was lost {total} times (see events.jsonl)."
 
 
 def near_chance(finished: Sequence[Method]) -> Iterator[str]:
@@ -241,19 +233,13 @@ def _adaptations(finished: Sequence[Method], scores: Scores, point: str) -> Iter
         kinds = dict.fromkeys(one.adaptation for one in scores[method.label].values())
         adaptations[method.label] = " or ".join(map(one_line, kinds))
 
-    yield (
-        f"What was done after the rounds to make the models of the evaluation point '{point}': "
-        f"{_by_value(adaptations)}."
-    )
+    yield f"What made the models of the point '{point}' after the rounds: {_by_value(adaptations)}."
 
 
 def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:
     """Say what differs between the seeds of a mean."""
     if max((len(by_seed) for by_seed in scores.values()), default=0) == 1:
-        yield (
-            "There is one seed, so there is no standard error. One seed is no evidence that a "
-            "method is better: another initial model may turn the order."
-        )
+        yield "There is one seed: no standard error, and no evidence that a method is better."
         return
 
     words = {}
@@ -293,10 +279,8 @@ def _equal_methods(finished: Sequence[Method], scores: Scores, metric: str) -> I
         if one.path.resolve() == other.path.resolve():
             yield f"{pair} are the same run folder: a method is compared with itself."
         elif shared and all(ours[seed].values == theirs[seed].values for seed in shared):
-            yield (
-                f"{pair} have the same {metric} at every client in {_seeds(shared)}: either a "
-                "method is compared with itself, or what tells them apart had no effect."
-            )
+            which = f"the same {metric} at every client in {_seeds(shared)}"
+            yield f"{pair} have {which}: what tells them apart had no effect."
 
 
 def _by_value(words: Mapping[str, str]) -> str:

@@ -212,10 +212,7 @@ def corruption_sheet(dataset: Dataset, *, seed: int, frost_folder: Path) -> Figu
         lines.append(np.concatenate(images, axis=2))
 
     names = ", ".join(kind.replace("_", " ") for kind in CORRUPTIONS)
-    caption = (
-        "Two images, from left to right as they are and with severities 1 to 5; from top to "
-        f"bottom: {names}."
-    )
+    caption = f"From left to right as they are and with severities 1 to 5; down: {names}."
     if not frost:
         caption += " Frost is approximate: drawn, not photographs."
 

@@ -136,15 +136,9 @@ def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTabl
     ):
         below += " ± is the standard error over seeds."
 
-    below += (
-        " worst tenth: mean of the tenth of clients with the worst scores; smallest tenth: of "
-        "those with the least training examples."
-    )
+    below += " worst tenth: of clients, by score; smallest tenth: with the least training data."
     if "balanced_accuracy" in names:
-        below += (
-            " balanced: balanced accuracy, in which every class counts the same; AUROC: 0 to 1, "
-            "mean over classes."
-        )
+        below += " balanced: every class counts the same; AUROC: 0 to 1, mean over classes."
 
     if "gain_over_local" in names:
         below += (
@@ -153,10 +147,7 @@ def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTabl
         )
 
     if "gain_over_global" in names:
-        below += (
-            " gain over global, harmed versus global: the same against the global model"
-            f"{_borrowed(group)}."
-        )
+        below += f" gain over global, harmed versus global: against that{_borrowed(group)}."
 
     return ReportTable(
         title=_title(comparison, group, "Methods"),

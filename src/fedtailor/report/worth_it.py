@@ -244,10 +244,7 @@ def _explanation(record: Record, sites: Sequence[Record]) -> str:
     if MAJORITY in used:
         sentences.append("majority: a model that always says the most frequent class.")
     if any(POOLED in site["scores"] for site in sites):
-        sentences.append(
-            "pooled: the own kind of model on the data of all sites in one place, which is not "
-            "allowed in reality."
-        )
+        sentences.append("pooled: the own kind of model on all sites' data in one place.")
     if any(len(site["own"]) > 1 for site in sites):
         sentences.append("(3 of 5): chosen in 3 of 5 trainings, by seed and fold.")
 
@@ -276,9 +273,8 @@ def _puzzles(record: Record, sites: Sequence[Record]) -> Iterator[str]:
     if lopsided and record["measure"] == "accuracy":
         names = [f"{_name(site)} ({_percent(site['majority'])} %)" for site in lopsided]
         yield (
-            f"Mostly one class: {', '.join(names)}. There a model that never finds the other has "
-            "a high accuracy, so read balanced accuracy and AUROC too. evaluation.verdict makes "
-            "one of them decide; choose it before you see results."
+            f"Mostly one class: {', '.join(names)}. A model that never finds the other has a high "
+            "accuracy: read balanced accuracy and AUROC too (evaluation.verdict)."
         )
 
 

@@ -111,10 +111,7 @@ def _refuse(model: PersonalModel, *, with_examples: bool) -> None:
         raise wrong_value("what is exported", "a personal model", card["algorithm"], hint)
 
     if card.get("holds_examples") and not with_examples:
-        hint = (
-            f"A model of {card.get('algorithm')} holds features of the client's training examples, "
-            "and labels: whoever has the file has them."
-        )
+        hint = f"A model of {card.get('algorithm')} holds features of its training examples."
         raise wrong_value("--with-examples", "given, if that is meant", False, hint)
 
 

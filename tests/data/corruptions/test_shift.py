@@ -142,7 +142,7 @@ def test_notes_say_what_is_not_as_in_the_release(dataset, tmp_path):
     drawn, _ = apply_shift(dataset, rows, done, seed=0, frost_folder=tmp_path / "frost")
     assert drawn.notes[0] == "a note." and len(drawn.notes) == 3
     assert any("without ImageMagick" in note for note in drawn.notes)
-    assert any("frost' is an approximation" in note for note in drawn.notes)
+    assert any("frost' is approximate" in note for note in drawn.notes)
     assert not any(str(tmp_path) in note for note in drawn.notes)  # notes go into records
 
 

@@ -15,10 +15,7 @@ from fedtailor.data.pictures import decode_picture
 NUM_PICTURES = 5
 """CIFAR-S uses the first five of six photographs."""
 
-APPROXIMATE_NOTE = (
-    "the corruption 'frost' is an approximation: the photographs frost1 to frost5 are not in the "
-    "folder 'frost' beside the data sets, so drawn textures replace them."
-)
+APPROXIMATE_NOTE = "the corruption 'frost' is approximate: drawn, without photographs in 'frost'."
 
 _STEP = 5  # photographs are scaled by 0.2
 _SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -165,8 +165,7 @@ def _read_names(array: np.ndarray | None, place: FindingPlace) -> tuple[str, ...
         return names
 
     message = (
-        f"class_names must be an array of 1 to {MAX_CLASSES} names, all different and none empty; "
-        f"got type {array.dtype} of shape {array.shape}."
+        f"class_names must be 1 to {MAX_CLASSES} different texts, got {array.dtype} {array.shape}."
     )
     place.add("wrong_class_names", message)
     return ()
@@ -272,10 +271,7 @@ def _keep_usable(
             x = x[..., None]
         elif x.ndim == 4 and _find_channels(x.shape) == 1:
             x = np.moveaxis(x, 1, 3)
-            part.place.findings.note(
-                "Images stored channels first (rows, channels, height, width) were converted to "
-                "channels last."
-            )
+            part.place.findings.note("Images were stored channels first, and are converted.")
 
         usable.append(part._replace(x=x, y=part.y.astype(np.int64)))
 
@@ -296,10 +292,7 @@ def _find_wrong_arrays(part: SiteArrays, most_classes: int, kind: ArrayKind) -> 
         yield Finding("several_labels", message)
 
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
-        message = (
-            "Expected y of shape (rows,) and x of shape (rows, ...) with the same number of rows, "
-            f"got x of shape {x.shape} and y of shape {y.shape}."
-        )
+        message = f"Expected x and y with as many rows, got x of shape {x.shape}, y of {y.shape}."
         yield Finding("wrong_shape", message)
 
     # True and false are numbers in a table, but no pixels.
@@ -338,8 +331,8 @@ def _find_wrong_arrays(part: SiteArrays, most_classes: int, kind: ArrayKind) -> 
 
     if kind == "series" and x.ndim == 3 and x.shape[1] < x.shape[2]:
         message = (
-            f"Series of {x.shape[1]} times with {x.shape[2]} channels: expected (rows, times, "
-            "channels); if the channels come first, store x.transpose(0, 2, 1)."
+            f"Series of {x.shape[1]} times and {x.shape[2]} channels: if channels come first, "
+            "store x.transpose(0, 2, 1)."
         )
         yield Finding("axes_unusual", message)
 
@@ -393,10 +386,8 @@ def _check_finite(part: SiteArrays) -> bool:
 
     rows = np.flatnonzero(~is_finite.reshape(len(part.x), -1).all(axis=1))
     if len(rows):
-        message = (
-            "There are values that are not finite as 32-bit floats (NaN, infinite or too large) in "
-            f"{counted(len(rows), 'row')}; the first at index {rows[0]}."
-        )
+        where = f"{counted(len(rows), 'row')}; the first at index {rows[0]}"
+        message = f"Values are not finite as 32-bit floats in {where}."
         part.place.add("not_finite", message, int(rows[0]))
 
     return not len(rows)
@@ -423,10 +414,7 @@ def _number_classes(parts: Sequence[SiteArrays], findings: Findings) -> tuple[st
     # A gap is often a class that was removed, and costs a useless output.
     absent = np.setdiff1d(np.arange(present[-1] + 1), present)
     if len(absent):
-        message = (
-            f"{len(absent)} of the classes 0 to {present[-1]} have no examples, the first is "
-            f"{absent[0]}."
-        )
+        message = f"{len(absent)} classes have no examples; the first is {absent[0]}."
         findings.add("unused_label", message)
 
     return tuple(str(label) for label in range(int(present[-1]) + 1))
@@ -455,8 +443,7 @@ def _find_scale(parts: Sequence[SiteArrays]) -> _Scale | None:
             return _Scale(np.float32, 1.0, Normalization())
 
         message = (
-            f"Images hold floats from {low:g} to {high:g}, not within [0, 1]: they are used as "
-            "they are."
+            f"Images hold floats from {low:g} to {high:g}, used as they are: not within [0, 1]."
         )
         if parts[0].shape[-1] == 1:
             message += f" If they are series, say {option_text('kind', 'series')}."
@@ -466,8 +453,7 @@ def _find_scale(parts: Sequence[SiteArrays]) -> _Scale | None:
 
     if low < 0 or high > 65535:
         message = (
-            "Images of whole numbers must be from 0 to 255 or to 65535, got values from "
-            f"{low:g} to {high:g}."
+            f"Images of whole numbers must be from 0 to 255 or 65535, got {low:g} to {high:g}."
         )
         place.add("value_out_of_range", message)
         return None
@@ -488,9 +474,8 @@ def warn_if_dark(peak: float, white: float, findings: Findings) -> None:
         return
 
     message = (
-        f"The largest value of all images is {peak:g}, and {white:g} is white: all images are "
-        "nearly black, and most of their contrast is lost. Scale the values so that white is "
-        f'{white:g}, or set data.normalize = "training".'
+        f"All images are nearly black: the largest value is {peak:g}, and {white:g} is white. "
+        'Scale the values, or set data.normalize = "training".'
     )
     findings.add("dark_images", message)
 
@@ -504,8 +489,5 @@ def check_options(options: DataOptions, findings: Findings) -> None:
             findings.add("option_unused", message)
 
     if options.group:
-        message = (
-            f"data.group = {show(options.group)} is for tables and folders of images. For arrays, "
-            "let a function return a Dataset with groups."
-        )
+        message = "data.group is not for arrays: let a function return a Dataset with groups."
         findings.add("option_unused", message, severity="error")

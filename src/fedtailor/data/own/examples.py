@@ -176,18 +176,16 @@ def check_groups(dataset: Dataset, findings: Findings) -> bool:
         shared = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
         if shared:
             message = (
-                f"{counted(shared, 'group is', 'groups are')} at several sites. Each is for "
-                "training, or for testing, at all its sites. If these are different patients with "
-                "the same number, put the name of the site before it."
+                f"{counted(shared, 'group is', 'groups are')} at several sites, on the same side. "
+                "If these are different patients, put the name of the site before the number."
             )
             findings.add("group_at_several_sites", message)
 
     both = np.intersect1d(dataset.groups[is_test], dataset.groups[~is_test])
     if len(both):
         message = (
-            f"{counted(len(both), 'group has', 'groups have')} examples in training and in test, "
-            "so the test is not on unseen groups. Move each to one side, or leave the division to "
-            "the options."
+            f"{counted(len(both), 'group has', 'groups have')} examples in training and in test: "
+            "move each to one side, or leave the division to the options."
         )
         findings.add("group_in_train_and_test", message)
 

@@ -130,9 +130,8 @@ def check_features(
 
         if is_identifier(feature.name):
             message = (
-                f"{feature.title} is a feature, although its name is that of an identifier. Remove "
-                "it, or if it says which rows belong together, such as those of a patient: "
-                f"{option_text('group', feature.name)}."
+                f"{feature.title} is a feature, although called like an identifier: remove it, "
+                f"or let it say which rows belong together: {option_text('group', feature.name)}."
             )
             feature.tables[0].place.add("identifier", message)
 
@@ -235,10 +234,7 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
     num_filled = sum(cells.num_filled for cells in feature.cells)
     is_varied = len(texts) > max(min(num_filled / 2, MAX_CATEGORIES), 2)
     if words >= _WORDS_OF_FREE_TEXT and is_varied:
-        message = (
-            f"{title} holds free text, such as {show(others[0])}. Free text is not supported, only "
-            "numbers and categories: remove the column."
-        )
+        message = f"{title} holds free text, such as {show(others[0])}: remove the column."
         yield Finding("free_text", message, line)
 
     # More categories than a model should have features for: say the likely reason.
@@ -249,9 +245,8 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
             advice = f"Most are numbers: correct or empty the cells that are not ({cells})."
         elif num_filled < _CELLS_OF_A_CATEGORY * len(texts):
             advice = (
-                f"It looks like an identifier or free text, with {num_filled / len(texts):.1f} "
-                "cells for each text: remove the column, or if it says which rows belong together, "
-                f"such as those of a patient: {option_text('group', feature.name)}."
+                "It looks like an identifier or free text: remove the column, or let it say which "
+                f"rows belong together: {option_text('group', feature.name)}."
             )
         else:
             advice = "Remove the column, or merge its categories into fewer."
@@ -267,8 +262,7 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
     if numbers:
         message = (
             f"{title} holds numbers such as {show(numbers[0])} and text such as {example}: each is "
-            "a category, also the numbers. If it should hold numbers, correct or empty the cells "
-            "with text."
+            "a category. If it should hold numbers, correct or empty the others."
         )
         yield Finding("mixed_column", message, line)
 
@@ -309,6 +303,5 @@ def _describe(used: Sequence[tuple[_Feature, int]], rows: int, findings: Finding
         cells = counted(sum(count for _, count in used), "empty cell")
         findings.note(
             f"{cells} in {rows} rows, by column: {joined(by_column)}. The median of the training "
-            "examples of all sites replaces an empty number, and the category 'missing' an empty "
-            "text."
+            "examples replaces an empty number, and the category 'missing' an empty text."
         )

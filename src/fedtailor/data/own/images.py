@@ -93,12 +93,8 @@ class _Stack:
         channels = 1 if self.color == "gray" else 3
         needed = self.capacity * shape[0] * shape[1] * channels
         if needed > MAX_STACK_BYTES:
-            message = (
-                f"{self.capacity} images of {shape[1]} x {shape[0]} would take {needed} bytes; at "
-                f"most {MAX_STACK_BYTES} are read. Set data.image_size to resize them to smaller "
-                "squares."
-            )
-            raise Unusable("too_large", message)
+            message = f"The images would take {needed} bytes; at most {MAX_STACK_BYTES} are read."
+            raise Unusable("too_large", f"{message} Set a smaller data.image_size.")
 
         return np.empty((self.capacity, *shape), dtype=np.uint8)
 

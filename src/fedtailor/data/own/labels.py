@@ -113,16 +113,14 @@ def find_regression(name: str, values: int, examples: int) -> list[Finding]:
     if not looks_like_regression(values, examples):
         message = (
             f"The labels in {name} are {values} different whole numbers, each a class of its own. "
-            "If they are amounts, such as days, make a few ranges of them: only classification is "
-            "supported."
+            "If they are amounts, such as days, make a few ranges of them."
         )
         return [Finding("many_numbers", message)]
 
     message = (
         f"The labels in {name} look like a regression target: {values} different whole numbers "
-        f"with {examples / values:.1f} examples each on average. Only classification is "
-        "supported. If the numbers are classes, name them: write texts such as 'class 7' into a "
-        "table, or give class_names with arrays."
+        f"with {examples / values:.1f} examples each. Only classification is supported; if the "
+        "numbers are classes, write texts such as 'class 7', or give class_names with arrays."
     )
     return [Finding("likely_regression", message)]
 

@@ -328,9 +328,8 @@ def _name_layout(levels: Sequence[Collection[str]]) -> str:
     if "validation" in kinds:
         names = sorted(_VALIDATION.intersection(levels[kinds.index("validation")]))
         message = (
-            f"Beside the training folders there are folders called {listed(names)}. Rename them to "
-            "test, or move their images into the training part; the option data.val_fraction sets "
-            "validation data aside."
+            f"Folders called {listed(names)} are beside those for training: rename them to test or "
+            "move their images into training and set data.val_fraction."
         )
         raise Unusable("validation_folder", message)
 
@@ -338,11 +337,8 @@ def _name_layout(levels: Sequence[Collection[str]]) -> str:
     if len(kinds) > 1 and kinds[-2] in ("mixed", "partial"):
         parts = listed(sorted(_PARTS.keys() & levels[-2]))
         others = listed(sorted(set(levels[-2]) - _PARTS.keys()))
-        message = (
-            f"Folders {parts} are beside {others}, so sites and parts cannot be told apart. Use "
-            f"only train and test for parts, or give sites other names. {_SUPPORTED}"
-        )
-        raise Unusable("ambiguous_layout", message)
+        message = f"Folders {parts} are beside {others}: use only train and test, or other names."
+        raise Unusable("ambiguous_layout", f"{message} {_SUPPORTED}")
 
     words = _BY_LEVELS.get(tuple("names" if kind == "partial" else kind for kind in kinds), "")
     if not words:

@@ -185,10 +185,8 @@ def _encode(
         place.add("missing_value", message, severity="warning")
 
     for name, count in encoded.unseen.items():
-        message = (
-            f"Column {show(name)} has {counted(count, 'cell')} with a category that no training "
-            "example had: all their features are 0."
-        )
+        cells_in_words = counted(count, "cell")
+        message = f"Column {show(name)} has {cells_in_words} with a category that training had not."
         place.add("unseen_category", message)
 
     problems = place.findings.problems

@@ -139,10 +139,7 @@ def _read(
 def _refuse_kind(dataset: Dataset, options: DataOptions, findings: Findings) -> None:
     """Add that the data are of another kind than the options say."""
     there = next(name for name, kind in KIND_OF.items() if kind == dataset.kind)
-    message = (
-        f"Expected {options.kind} (data.kind), but the data are {there} of shape "
-        f"{dataset.x.shape[1:]}."
-    )
+    message = f"data.kind is {options.kind}, but the data are {there} {dataset.x.shape[1:]}."
     if options.kind == "series":
         message += " Series come as arrays (rows, times, channels)."
 
@@ -186,11 +183,7 @@ def _explain_tables(layout: FolderLayout, findings: Findings) -> None:
     for number, problem in enumerate(findings.problems):
         if problem.severity == "error" and problem.kind in _NO_LIST_OF_IMAGES:
             names = listed(safe_name(path.name) for _, path in layout.tables)
-            message = (
-                f"{problem.message} The folder is read as tables because {names} is at its top, "
-                f"and {len(layout.files) - len(layout.tables)} other files are ignored; "
-                "if the images are the data, move it out of the folder."
-            )
+            message = f"{problem.message} If images are the data, move {names} out of the folder."
             findings.problems[number] = problem._replace(message=message)
             return
 

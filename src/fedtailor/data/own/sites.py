@@ -142,8 +142,7 @@ def compare_sites(name: str, values: Mapping[str, np.ndarray]) -> Iterator[Findi
     empty = [site for site, cells in filled.items() if not len(cells) and len(values[site])]
     if empty and len(empty) < len(filled):
         message = (
-            f"Column {show(name)} has no value at {listed(empty)}: medians of the other sites "
-            "stand for all of its cells there."
+            f"Column {show(name)} has no value at {listed(empty)}: other sites' medians fill it."
         )
         yield Finding("empty_at_site", message)
 

@@ -174,10 +174,7 @@ def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Ta
         if has_two_bytes or not _is_windows_1252(raw):
             raise Unusable("wrong_encoding", f"{message}.") from error
 
-    message += (
-        ". It is read as Windows-1252 (Latin-1), which spreadsheets write: look at its letters, or "
-        "save it as CSV UTF-8."
-    )
+    message += ". It is read as Windows-1252: look at its letters, or save it as CSV UTF-8."
     place.add("wrong_encoding", message, severity="warning")
     return _read_text(raw, "cp1252", place, sought, limit)
 
@@ -317,10 +314,7 @@ def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -
     try:
         import pyarrow.parquet
     except ImportError as error:
-        message = (
-            f"Parquet files need pyarrow, which is not installed: {install_command('data')}, or "
-            "use CSV."
-        )
+        message = f"Parquet files need pyarrow: {install_command('data')}, or use CSV."
         raise Unusable("pyarrow_missing", message) from error
 
     try:

@@ -333,10 +333,8 @@ def _check_table(site_table: _SiteTable) -> bool:
 
     if site_table.has_second_header:
         line = table.lines[0]
-        message = (
-            f"Line {line} looks like a second header, such as one of units: it has text in columns "
-            f"of numbers, {listed(site_table.columns_with_unit)}. Remove the line."
-        )
+        names = listed(site_table.columns_with_unit)
+        message = f"Line {line} is a second header: it has text in columns of numbers, {names}."
         table.place.add("second_header", message, line)
         return False
 

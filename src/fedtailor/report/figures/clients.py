@@ -96,8 +96,7 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
 
         caption = (
             "Every bar is a client, sorted: the accuracy of its model less that of "
-            f"{reference.name}, in points. Bars above the line are clients that gain, bars below "
-            "it clients that are harmed."
+            f"{reference.name}, in points. Bars below the line are clients that are harmed."
         )
 
         # One scale for all panels, with 0 in it; where nobody gains or loses it is left to Vega.
@@ -212,10 +211,7 @@ def accuracy_by_size(records: Sequence[MethodRecords]) -> list[Figure]:
     if not panels:
         return []
 
-    caption = (
-        "Every dot is a client. The line joins the mean accuracies of four groups of clients, "
-        "from the fewest to the most training examples."
-    )
+    caption = "Every dot is a client. The line joins the means of four groups of clients, by size."
     if len(rows) > MOST_DOTS * len(panels):
         caption += f" Only the first {MOST_DOTS} clients are drawn."
 

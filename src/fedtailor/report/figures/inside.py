@@ -55,8 +55,7 @@ def _beta_figure(
     panels = []
     caption = (
         "Beta is the weight of a client's own estimate against the server's: 1 is all its own. In "
-        "pFedFDA (2024), Figure 2, clients with corrupted data have a larger beta than clients "
-        "with clean data."
+        "pFedFDA (2024), Figure 2, it is larger for clients with corrupted data."
     )
     if len(set(conditions.values())) > 1:
         strips = [(conditions[unit], names[unit], value) for unit, value in values.items()]

@@ -63,9 +63,8 @@ def gaussianity(records: Sequence[MethodRecords]) -> list[Figure]:
     surprise = _over_clients(records, "feature_surprise")
     kurtosis = _over_clients(records, "feature_kurtosis")
     caption = (
-        "The negative log-likelihood of the clients' training features under a Gaussian of each "
-        "class, as in FedLDA (2023), Figure 1; and their kurtosis (Mardia 1970) over that of a "
-        "Gaussian, which is larger for heavy tails."
+        "The negative log-likelihood of training features under a Gaussian of each class, as in "
+        "FedLDA (2023), Figure 1; and their kurtosis (Mardia 1970): 1 is that of a Gaussian."
     )
     quantities = [
         Quantity("Surprise", "negative log-likelihood, nats", surprise),

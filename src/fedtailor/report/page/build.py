@@ -76,10 +76,7 @@ def build_sections(methods: Sequence[Method]) -> list[Section]:
         return [section for section in _sections(records) if not section.is_empty]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as reason:
         places = ", ".join(f"'{method.path}'" for method in methods)
-        message = (
-            f"the records in {places} are damaged: they have another form than expected "
-            "(--debug shows where)."
-        )
+        message = f"the records in {places} are damaged (--debug shows where)."
         raise DataError(message, path=str(methods[0].path)) from reason
 
 

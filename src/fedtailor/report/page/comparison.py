@@ -42,10 +42,7 @@ def comparison_section(records: Sequence[MethodRecords]) -> Section:
     ]
     notes = []
     if unfinished:
-        notes.append(
-            "Not finished, so with their last evaluation in the table of all models: "
-            f"{', '.join(unfinished)}."
-        )
+        notes.append(f"Not finished, so with their last evaluation: {', '.join(unfinished)}.")
 
     tables += _results(records, is_open=comparison is None)
     return Section(name="comparison", title="Results", notes=notes, tables=tables, remarks=remarks)
