@@ -113,10 +113,12 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
         place = path.relative_to(folder).as_posix()
         files.append((place, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
-    if not files:
-        return ""
+    return digest_of(str(folder.resolve()), files) if files else ""
 
-    content = [CACHE_VERSION, _source_digest(), str(folder.resolve()), files]
+
+def digest_of(*facts: Any) -> str:
+    """Return a SHA-256 of facts, and of the source of the readers."""
+    content = [CACHE_VERSION, _source_digest(), *facts]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

@@ -197,7 +197,6 @@ def sorted_bars(
     number_format: str = ".1f",
     domain: tuple[float, float] | None = None,
     by_sign: bool = False,
-    reference: tuple[str, Mapping[str, float]] | None = None,
     has_mean_line: bool = False,
 ) -> Chart:
     """Draw a bar per client, the largest first.
@@ -208,26 +207,21 @@ def sorted_bars(
         number_format: of values in tooltips, as in d3.
         domain: ends of the vertical axis; None: from the values.
         by_sign: whether negative bars have another color.
-        reference: its name, and values by name that are drawn as short lines.
         has_mean_line: whether a dashed line is drawn at the mean.
     """
     ordered = evenly(sorted(values, key=lambda pair: -pair[1]), MOST_BARS)
     drawn = labels(name for name, _ in ordered)
-    title, references = reference or ("", {})
     rows = [
         {
             "place": place,
             "label": label,
             "name": visible(name),
             "value": value,
-            "reference": references.get(name),
             "sign": "negative" if by_sign and value < 0 else "positive",
         }
         for place, ((name, value), label) in enumerate(zip(ordered, drawn, strict=True))
     ]
     tips = [tooltip("name", "client"), tooltip("value", quantity, number_format)]
-    if references:
-        tips.append(tooltip("reference", title, number_format))
 
     # Many bars have places instead of names, which would not be readable.
     axis = alt.Axis(domain=not by_sign, labels=False, title=f"{len(values)} clients, sorted")
@@ -249,10 +243,6 @@ def sorted_bars(
     base = alt.Chart(inline(rows), height=150)
     # The bars, then what is drawn over them.
     layers = [base.mark_bar(opacity=0.75).encode(x=x, y=y, color=color, tooltip=tips)]
-    if references:
-        mark = base.mark_tick(color=INK, thickness=1.5, orient="horizontal")
-        layers.append(mark.encode(x=x, y="reference:Q", tooltip=tips))
-
     if by_sign:
         layers.append(base.mark_rule(color=INK).encode(y=alt.datum(0)))
 

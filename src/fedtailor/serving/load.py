@@ -104,35 +104,23 @@ def _check_card(records: RunRecords, card: Mapping[str, Any], method: TrainedMet
     _check_calibration(card, records.path / "models")
 
 
-def _is_point(calibration: Mapping[str, Any]) -> bool:
-    """Return whether a calibration has an operating point that can be used, or none."""
-    point = calibration.get("operating_point")
-    if point is None:
-        return True
-    if not isinstance(point, Mapping) or not isinstance(point.get("positives"), int):
-        return False
-
-    numbers = [point.get(name) for name in ("log_odds", "probability")]
-    is_chosen = all(isinstance(number, int | float) for number in numbers)
-    is_left_out = numbers == [None, None] and isinstance(point.get("problem"), str)
-    is_known = point.get("positive") in (0, 1)
-    is_wanted = is_known and isinstance(point.get("sensitivity"), int | float)
-    return is_wanted and (is_chosen or is_left_out)
-
-
 def _check_calibration(card: Mapping[str, Any], place: Path) -> None:
     """Check the numbers with which logits and strange inputs are judged."""
     calibration = card.get("calibration", {})
-    if isinstance(calibration, Mapping):
-        temperature = calibration.get("temperature", 1.0)
-        is_temperature = isinstance(temperature, int | float) and 1e-3 <= temperature <= 1e3
-        has_threshold = isinstance(calibration.get("threshold"), int | float | None)
-        has_examples = isinstance(calibration.get("examples", 0), int)
-        if is_temperature and has_threshold and has_examples and _is_point(calibration):
-            return
+    try:
+        is_possible = 1e-3 <= calibration.get("temperature", 1.0) <= 1e3
+        float(calibration.get("threshold") or 0.0)
+        int(calibration.get("examples", 0))
+        point = calibration.get("operating_point")
+        if point is not None:
+            is_possible &= point["positive"] in (0, 1) and 0 <= point["sensitivity"] <= 1
+            float(point["log_odds"] or 0.0)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        is_possible = False
 
-    path = place / f"{card.get('client')!s:.80}.json"
-    raise damaged(path, f"its calibration is impossible: {calibration!r:.120}")
+    if not is_possible:
+        path = place / f"{card.get('client')!s:.80}.json"
+        raise damaged(path, f"its calibration is impossible: {calibration!r:.120}")
 
 
 def make_model(

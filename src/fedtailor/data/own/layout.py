@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import time
@@ -14,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.cache import CACHE_VERSION
+from fedtailor.data.cache import digest_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.findings import Findings, Unusable
@@ -120,12 +118,7 @@ class FolderLayout:
         if rules is not None:
             chosen.append(rules.to_record())
 
-        # Another version of the readers may read the same files differently.
-        sources = sorted(Path(__file__).parent.glob("*.py"))
-        readers = [path.read_text(encoding="utf-8") for path in sources]
-        place = [self.words, self.name, str(self.folder)]
-        described = json.dumps([CACHE_VERSION, readers, *place, chosen, self.files])
-        return hashlib.sha256(described.encode("ascii")).hexdigest()
+        return digest_of(self.words, self.name, str(self.folder), chosen, self.files)
 
 
 def recognize(path: str, findings: Findings) -> FolderLayout | None:

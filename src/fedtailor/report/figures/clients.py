@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -48,14 +48,7 @@ def accuracy_by_client(records: Sequence[MethodRecords]) -> list[Figure]:
             values[title] = _in_percent(method.accuracy())
             subtitles[title] = f"mean {mean(values[title].values()):.1f} %"
 
-    # The first reference, at all methods but the one that it is.
-    reference = next((each for each in _references(records) if each.label), None)
     caption = "Every bar is a client, sorted by the accuracy of its model on its own test examples."
-    if reference is not None:
-        caption += f" The short lines show {reference.name} for the same client."
-        title = f"{reference.label}: {POINTS['personalized']}"
-        reference = replace(reference, accuracy=_in_percent(reference.accuracy), label=title)
-
     return bars_by_client(
         records,
         values,
@@ -64,7 +57,6 @@ def accuracy_by_client(records: Sequence[MethodRecords]) -> list[Figure]:
         caption=caption + _over_seeds(records),
         quantity="accuracy, %",
         subtitles=subtitles,
-        reference=reference,
         domain=(0, 100),
     )
 
@@ -136,7 +128,6 @@ def bars_by_client(
     caption: str,
     quantity: str,
     subtitles: Mapping[str, str] | None = None,
-    reference: ReferenceLine | None = None,
     **look: Any,
 ) -> list[Figure]:
     """Return a figure with sorted bars, a panel for each title of ``values``; none without values.
@@ -149,7 +140,6 @@ def bars_by_client(
         caption: of the figure.
         quantity: what the values are.
         subtitles: by title.
-        reference: whose values are short lines in all panels but the one with its label.
         look: further arguments of :func:`fedtailor.report.charts.sorted_bars`.
     """
     values = {key: by_unit for key, by_unit in values.items() if by_unit}
@@ -159,14 +149,8 @@ def bars_by_client(
     names = unit_names(records)
     panels = []
     for key, by_unit in values.items():
-        # A method is not compared with itself.
-        lines = None
-        if reference is not None and reference.label != key:
-            of_reference = {names[unit]: value for unit, value in reference.accuracy.items()}
-            lines = (reference.name, of_reference)
-
         bars = [(names[unit], value) for unit, value in by_unit.items()]
-        chart = sorted_bars(bars, quantity, reference=lines, **look)
+        chart = sorted_bars(bars, quantity, **look)
         panels.append(Panel(chart=chart, title=key, subtitle=(subtitles or {}).get(key, "")))
 
     most = max(map(len, values.values()))
