@@ -10,11 +10,9 @@ import numpy as np
 
 from fedtailor.data.division import Division
 from fedtailor.data.own.findings import Findings, OwnData
-from fedtailor.data.own.kinds import KINDS, SECTIONS, Severity
+from fedtailor.data.own.kinds import KINDS, Severity
 
 _SEVERITIES: tuple[Severity, ...] = ("error", "skipped", "warning")
-_CONSEQUENCES = ("Sites and classes", "Duplicates")
-"""Sections of problems that may go away when others are solved, so they come last."""
 
 
 def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,16 +74,9 @@ def _groups(findings: Findings) -> list[dict[str, Any]]:
 
     Problems beyond the limit of the findings are only counted.
     """
-    order = [
-        kind
-        for is_late in (False, True)
-        for section, kinds in SECTIONS.items()
-        for kind in kinds
-        if (section in _CONSEQUENCES) == is_late
-    ]
     groups = []
     for severity in _SEVERITIES:
-        for kind in order:
+        for kind, entry in KINDS.items():
             if (severity, kind) not in findings.counts:
                 continue
 
@@ -99,7 +90,7 @@ def _groups(findings: Findings) -> list[dict[str, Any]]:
                 {
                     "severity": severity,
                     "kind": kind,
-                    "words": KINDS[kind].words,
+                    "words": entry.words,
                     "count": findings.counts[severity, kind],
                     "problems": problems,
                 }

@@ -56,38 +56,6 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "non_utf8_name": "names that are not UTF-8",
         },
     },
-    "Sites and classes": {
-        "error": {
-            "no_examples": "data without examples",
-            "one_class": "data of a single class",
-            "several_labels": "several labels of an example, in one cell or as rows of `y`",
-            "float_label": "labels that are neither text nor whole numbers",
-            "likely_regression": (
-                "more than 30 whole numbers as labels, with fewer than 5 examples each on average"
-            ),
-            "too_many_classes": "more than 10,000 classes",
-        },
-        "skipped": {
-            "empty_site": "sites without readable examples",
-            "empty_class": "classes without readable images",
-        },
-        "error, warning": {
-            "no_training": "data or sites without training examples",
-        },
-        "warning": {
-            "class_in_test_only": "classes with test examples only",
-            "few_examples": "sites with fewer than 20 training examples",
-            "no_test": "sites without test examples, although others have some",
-            "one_class_site": "sites with examples of only one class",
-            "class_not_trained": (
-                "sites that are tested on a class in which only other sites have training examples"
-            ),
-            "class_at_one_site": "sites with classes that no other site has",
-            "similar_names": "names that differ only by case, spaces or Unicode form",
-            "mixed_labels": "label columns with both numbers and text",
-            "many_numbers": "more than 30 whole numbers as labels",
-        },
-    },
     "Images": {
         "error": {
             "image_sizes": "images of several sizes without `data.image_size`",
@@ -103,14 +71,6 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "warning": {
             "dark_images": "nearly black images: no value of any is above a quarter of white",
-        },
-    },
-    "Duplicates": {
-        "warning": {
-            "duplicate_train_test": "test examples that are in training too",
-            "duplicate_other_class": "examples that are in another class too",
-            "duplicate_across_sites": "examples that are at another site too",
-            "duplicate_in_site": "examples that are at the same site twice",
         },
     },
     "Groups": {
@@ -204,8 +164,48 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "identifier": "features called like an identifier, such as `patient_id`",
         },
     },
+    "Sites and classes": {
+        "error": {
+            "no_examples": "data without examples",
+            "one_class": "data of a single class",
+            "several_labels": "several labels of an example, in one cell or as rows of `y`",
+            "float_label": "labels that are neither text nor whole numbers",
+            "likely_regression": (
+                "more than 30 whole numbers as labels, with fewer than 5 examples each on average"
+            ),
+            "too_many_classes": "more than 10,000 classes",
+        },
+        "skipped": {
+            "empty_site": "sites without readable examples",
+            "empty_class": "classes without readable images",
+        },
+        "error, warning": {
+            "no_training": "data or sites without training examples",
+        },
+        "warning": {
+            "class_in_test_only": "classes with test examples only",
+            "few_examples": "sites with fewer than 20 training examples",
+            "no_test": "sites without test examples, although others have some",
+            "one_class_site": "sites with examples of only one class",
+            "class_not_trained": (
+                "sites that are tested on a class in which only other sites have training examples"
+            ),
+            "class_at_one_site": "sites with classes that no other site has",
+            "similar_names": "names that differ only by case, spaces or Unicode form",
+            "mixed_labels": "label columns with both numbers and text",
+            "many_numbers": "more than 30 whole numbers as labels",
+        },
+    },
+    "Duplicates": {
+        "warning": {
+            "duplicate_train_test": "test examples that are in training too",
+            "duplicate_other_class": "examples that are in another class too",
+            "duplicate_across_sites": "examples that are at another site too",
+            "duplicate_in_site": "examples that are at the same site twice",
+        },
+    },
 }
-"""Words by section of the page, severities and kind."""
+"""Words by section of the page, severities and kind; what others cause comes last."""
 
 
 def _collect_sections() -> dict[str, dict[str, Kind]]:
