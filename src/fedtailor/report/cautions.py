@@ -233,7 +233,7 @@ def _adaptations(finished: Sequence[Method], scores: Scores, point: str) -> Iter
         kinds = dict.fromkeys(one.adaptation for one in scores[method.label].values())
         adaptations[method.label] = " or ".join(map(one_line, kinds))
 
-    yield f"What made the models of the point '{point}' after the rounds: {_by_value(adaptations)}."
+    yield f"What was done after the rounds for the point '{point}': {_by_value(adaptations)}."
 
 
 def _what_varies(finished: Sequence[Method], scores: Scores) -> Iterator[str]:

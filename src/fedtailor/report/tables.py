@@ -147,7 +147,7 @@ def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTabl
         )
 
     if "gain_over_global" in names:
-        below += f" gain over global, harmed versus global: against that{_borrowed(group)}."
+        below += f" gain, harmed … global: the same against the global model{_borrowed(group)}."
 
     return ReportTable(
         title=_title(comparison, group, "Methods"),
