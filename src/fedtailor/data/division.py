@@ -518,8 +518,7 @@ def _notes(dataset: Dataset, positions: list[ClientPositions]) -> list[str]:
         ]
         if empty:
             numbers = ", ".join(empty[:10]) + (" and more" if len(empty) > 10 else "")
-            notes.append(
-                f"{len(empty)} of {len(positions)} clients have no {what} examples: {numbers}."
-            )
+            which = f"{len(empty)} of {len(positions)} clients"
+            notes.append(f"{which} have no {what} examples: {numbers}.")
 
     return notes

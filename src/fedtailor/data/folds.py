@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-_MOST_NAMES = 5
-"""Clients that a note names."""
+from fedtailor.data.own.names import counted, joined
 
 
 def assign_folds(
@@ -72,19 +71,19 @@ def notes_on_folds(
         empty = sum(len(fold) == 0 for fold in folds)
         examples = sum(map(len, folds))
         if empty:
-            place = f"{empty} of {len(folds)} at {name}, which has {_examples(examples)}"
+            place = f"{empty} of {len(folds)} at {name}, which has {counted(examples, 'example')}"
             without_examples.append(place)
             continue
 
         for label, count, lacking in _rare_classes(labels, folds):
             what = class_names[label] if class_names else str(label)
-            place = f"{lacking} of {len(folds)} at {name} ({_examples(count)} of class '{what}')"
-            without_class.append(place)
+            examples_in_words = f"{counted(count, 'example')} of class '{what}'"
+            without_class.append(f"{lacking} of {len(folds)} at {name} ({examples_in_words})")
 
     if without_examples:
-        yield f"folds without test examples: {_listed(without_examples)}."
+        yield f"folds without test examples: {joined(without_examples)}."
     if without_class:
-        yield f"folds whose test examples lack a class: {_listed(without_class)}."
+        yield f"folds whose test examples lack a class: {joined(without_class)}."
 
 
 def _rare_classes(
@@ -96,15 +95,3 @@ def _rare_classes(
         lacking = sum(not np.any(labels[fold] == label) for fold in folds)
         if lacking:
             yield label, count, lacking
-
-
-def _examples(count: int) -> str:
-    return "1 example" if count == 1 else f"{count} examples"
-
-
-def _listed(places: Iterable[str]) -> str:
-    """Return the first of some places, and how many more there are."""
-    places = list(places)
-    more = len(places) - _MOST_NAMES
-    listing = "; ".join(places[:_MOST_NAMES])
-    return f"{listing}; and {more} more" if more > 0 else listing

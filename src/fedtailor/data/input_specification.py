@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from fedtailor.core.atomic import to_json, write_whole
@@ -178,14 +177,7 @@ def read_input_specification(folder: Path) -> InputSpecification:
         return specification_of(record, arrays)
     except DataError as reason:  # of the columns
         raise damaged(path, reason.message.rstrip(".")) from reason
-    except (
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        AttributeError,
-    ) as reason:
+    except Exception as reason:  # damaged content raises half a dozen kinds
         raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
 

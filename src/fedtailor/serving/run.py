@@ -323,20 +323,14 @@ def _table_of(clients: Sequence[Client]) -> ClientTable:
     for client in clients:
         name = f"{client.name} (new)" if client.is_new else client.name
         counts = (client.num_train, client.num_validation, client.num_test)
-        accuracies = [_percent(client.scores.get(point)) for point in points]
-        rows.append((name, *counts, *accuracies, *_beside_accuracy(client.personalized)))
+        cells = [_percent(client.scores.get(point), "accuracy") for point in points]
+        for metric in ("balanced_accuracy", "auroc"):
+            cells.append(_percent(client.personalized, metric))
+
+        rows.append((name, *counts, *cells))
 
     columns = ("client", "train", "validation", "test", *points, "balanced", "AUROC")
     return ClientTable(columns, tuple(rows))
-
-
-def _beside_accuracy(scores: ClientScores | None) -> tuple[float | None, float | None]:
-    """Return balanced accuracy and AUROC of a personal model, in percent."""
-    if scores is None:
-        return None, None
-
-    area = None if scores.auroc is None else round(100 * scores.auroc, 1)
-    return round(100 * scores.balanced_accuracy, 1), area
 
 
 def _html_row(tag: str, values: Sequence[str | int | float | None]) -> str:
@@ -344,8 +338,9 @@ def _html_row(tag: str, values: Sequence[str | int | float | None]) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _percent(scores: ClientScores | None) -> float | None:
-    return None if scores is None else round(100 * scores.accuracy, 1)
+def _percent(scores: ClientScores | None, metric: str) -> float | None:
+    value = getattr(scores, metric, None)
+    return None if value is None else round(100 * value, 1)
 
 
 def _show(value: str | int | float | None) -> str:

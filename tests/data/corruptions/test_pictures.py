@@ -48,11 +48,9 @@ def test_none_at_all_are_no_error(tmp_path):
     assert load_frost(tmp_path / "frost", {}) == []
 
 
-def test_some_missing_are_an_error_that_names_them(folder):
+def test_some_alone_are_not_used(folder):
     (folder / "frost2.png").unlink()
-    (folder / "frost5.jpg").unlink()
-    with pytest.raises(DataError, match="frost2, frost5"):
-        load_frost(folder, {})
+    assert load_frost(folder, {}) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", None])
@@ -62,12 +60,6 @@ def test_a_damaged_photograph_is_an_error_that_names_it(folder, content):
     with pytest.raises(DataError) as caught:
         load_frost(folder, {})
     assert caught.value.path == str(path)
-
-
-def test_sizes_out_of_range_are_refused(folder):
-    Image.new("RGB", (4, 30)).save(folder / "frost1.png")
-    with pytest.raises(DataError, match="4x30"):
-        load_frost(folder, {})
 
 
 def test_drawn_frost_is_always_the_same_and_like_photographs():

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
 from fedtailor.data.corruptions.kinds import Draws, num_draws, plasma
-from fedtailor.data.files import damaged, read_bytes
+from fedtailor.data.files import read_bytes
 from fedtailor.data.pictures import decode_picture
 
 NUM_PICTURES = 5
@@ -33,40 +32,23 @@ def load_frost(folder: Path, sources: dict[str, str]) -> list[np.ndarray]:
         sources: gets the SHA-256 of every file by its path, starting with the folder's name.
 
     Returns:
-        Arrays (height, width, 3), uint8; an empty list if all photographs are missing.
+        Arrays (height, width, 3), uint8; an empty list if a photograph is missing.
 
     Raises:
-        DataError: some photographs are missing, or one cannot be read.
+        DataError: one cannot be read.
     """
-    names = [f"frost{number}" for number in range(1, NUM_PICTURES + 1)]
-    paths: dict[str, Path] = {}
-    for name in names:
-        for suffix in reversed(_SUFFIXES):
-            path = folder / f"{name}{suffix}"
-            if path.is_file():
-                paths[name] = path
+    paths = []
+    for number in range(1, NUM_PICTURES + 1):
+        candidates = [folder / f"frost{number}{suffix}" for suffix in _SUFFIXES]
+        paths += [path for path in candidates if path.is_file()][:1]
 
-    absent = [name for name in names if name not in paths]
-    if len(absent) == NUM_PICTURES:
+    if len(paths) < NUM_PICTURES:
         return []
-    if absent:
-        allowed = ", ".join(f"{absent[0]}{suffix}" for suffix in _SUFFIXES)
-        raise DataError(
-            f"{folder}: expected all photographs frost1 to frost{NUM_PICTURES} or none, but "
-            f"{', '.join(absent)} is missing; possible names are {allowed}.",
-            path=str(folder),
-            allowed=allowed,
-            got="missing",
-        )
 
     pictures = []
-    for path in paths.values():
+    for path in paths:
         raw = read_bytes(path, sources, folder=folder.parent)
         image = decode_picture(raw, path, ("PNG", "JPEG"))
-        if min(image.size) < _STEP:
-            got = f"{image.width}x{image.height}"
-            raise damaged(path, f"sides of at least {_STEP} pixels", got)
-
         middle = np.asarray(image)[_STEP // 2 :: _STEP, _STEP // 2 :: _STEP]
         pictures.append(np.ascontiguousarray(middle))
 
