@@ -46,8 +46,6 @@ class FinalScores:
     """What was done to its examples, such as ``contrast-3``; empty if nothing is known."""
     bins: Sequence[Sequence[float]]
     """By bin of confidence: number of the bin, examples, sum of confidence, right ones."""
-    class_counts: Mapping[int, int]
-    """Test examples by class."""
     diagnostics: Mapping[str, float]
     """Numbers that the method reports of the model."""
 
@@ -293,7 +291,6 @@ def _add_scores(
         num_train=_whole(line, "num_train"),
         condition=str(line.get("condition", "")),
         bins=[[float(value) for value in row] for row in line.get("bins", ())],
-        class_counts=_class_counts(line.get("confusion", ())),
         diagnostics={str(name): value for name, value in diagnostics.items() if value is not None},
     )
 
@@ -310,15 +307,6 @@ def _add_training(records: SeedRecords, line: Mapping[str, Any]) -> None:
         if name in FOLLOWED:
             by_round = records.followed.setdefault(name, {})
             by_round.setdefault(int(line["round"]), []).append(measured)
-
-
-def _class_counts(confusion: Iterable[Sequence[float]]) -> dict[int, int]:
-    """Return the examples by class from triples of class, prediction and examples."""
-    counts: dict[int, int] = {}
-    for label, _, examples in confusion:
-        counts[int(label)] = counts.get(int(label), 0) + round(examples)
-
-    return counts
 
 
 def _whole(line: Mapping[str, Any], name: str) -> int:

@@ -23,8 +23,6 @@ class Partition(ABC):
     """
 
     name: ClassVar[str]
-    hands_out_all: ClassVar[bool] = True
-    """Whether every example goes to a client; otherwise some may be left over."""
     by_domain: ClassVar[bool] = False
     """Whether every client has examples of one domain only."""
 

@@ -93,7 +93,6 @@ class CyclicClasses(Partition):
     """
 
     name = "cyclic_classes"
-    hands_out_all = False
 
     k: Annotated[int, Range(ge=1)] = 5
     """Classes of a client."""

@@ -163,7 +163,6 @@ class DirichletQuota(Partition):
     """
 
     name = "dirichlet_quota"
-    hands_out_all = False
 
     alpha: Annotated[float, Range(gt=0)]
     """Concentration: clients have fewer classes for smaller values."""

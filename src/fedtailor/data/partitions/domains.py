@@ -24,7 +24,6 @@ class Natural(Partition):
 
     name = "natural"
     by_domain = True
-    hands_out_all = False
 
     def default_clients(self, annotations: Annotations) -> int:
         """Return the number of domains with examples."""
@@ -100,7 +99,6 @@ class DomainLabels(Partition):
 
     name = "domain_labels"
     by_domain = True
-    hands_out_all = False
 
     k: Annotated[int, Range(ge=1)] = 5
     """Labels of a client."""

@@ -214,19 +214,15 @@ def accuracy_by_size(records: Sequence[MethodRecords]) -> list[Figure]:
 def partition(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return the examples per client and class as bubbles, from the cards of the clients' models.
 
-    Before a run has finished there are no cards. Then the test examples are drawn.
+    Before a run has finished there are none.
     """
     seeds = [seed for method in records for seed in method.seeds.values()]
     for seed in seeds:
         counts, class_names = training_counts(seed.run)
         if any(counts.values()):
-            return [_bubbles(counts, class_names, seed, "Training", seeds)]
-
-    for seed in seeds:
-        scores = next(filter(None, map(seed.scores, POINTS)), {})
-        tested = {client: dict(one.class_counts) for client, one in scores.items()}
-        if any(tested.values()):
-            return [_bubbles(tested, [], seed, "Test", seeds)]
+            splits = len({each.split for each in seeds})
+            remark = f" This is the first of {splits} splits." if splits > 1 else ""
+            return [_bubbles(counts, class_names, seed, remark)]
 
     return []
 
@@ -235,8 +231,7 @@ def _bubbles(
     counts: Mapping[int, Mapping[int, int]],
     class_names: Sequence[str],
     seed: SeedRecords,
-    part: str,
-    seeds: Sequence[SeedRecords],
+    remark: str,
 ) -> Figure:
     """Return the picture of a partition."""
     used = {label for of_client in counts.values() for label in of_client}
@@ -244,20 +239,11 @@ def _bubbles(
     clients = sorted(counts)
     table = [[counts[client].get(label, 0) for label in classes] for client in clients]
     names = dict(enumerate(class_names))
-
-    remark = ""
-    if part == "Test":
-        remark += " The numbers of training examples are known when the run has finished."
-
-    splits = len({each.split for each in seeds})
-    if splits > 1:
-        remark += f" This is the first of {splits} splits."
-
     return bubbles(
         np.array(table),
         client_names=[seed.name_of(client) for client in clients],
         class_names=[names.get(label, str(label)) for label in classes],
-        title=f"{part} examples per client and class",
+        title="Training examples per client and class",
         remark=remark,
     )
 
