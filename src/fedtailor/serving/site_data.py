@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from fedtailor.core.errors import DataError, unknown_name
+from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.task import Task
 from fedtailor.data.cell_rules import CellRules
@@ -21,6 +21,7 @@ from fedtailor.data.encoding import encode_like
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import KIND_OF, DataOptions
 from fedtailor.data.own.like import TrainingTables
+from fedtailor.data.own.names import listed
 from fedtailor.data.own.patterns import reworded
 from fedtailor.data.own.read import load_own
 from fedtailor.data.split import ClientPositions
@@ -151,8 +152,10 @@ def _labels(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
     used = sorted({class_names[label] for label in np.unique(dataset.y)})
     unknown = [name for name in used if name not in numbers]
     if unknown:
-        whose = f"the model in '{path}'"
-        raise unknown_name("class", unknown[0], inputs.names, of=whose, key="data", kind=DataError)
+        hint = did_you_mean(unknown[0], inputs.names) or "."
+        message = f"'{path}' has a class {unknown[0]!r:.80} that the model does not know{hint}"
+        message += f" Its classes are {listed(inputs.names, 20)}."
+        raise DataError(message, key="data", path=path, allowed=list(inputs.names), got=unknown)
 
     # Names that no example has need no number.
     translated = [numbers.get(name, -1) for name in class_names]
