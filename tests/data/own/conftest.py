@@ -359,7 +359,7 @@ BROKEN = [
         "duplicate in test",
         _duplicate("A/train/cat/A1.png", "A/test/cat/odd.png", "{site}/train/{label}"),
     ),
-    ("warning", "non_utf8_name", "name not UTF-8", _not_utf8),
+    ("warning", "class_at_one_site", "name not UTF-8", _not_utf8),
     ("warning", "similar_names", "names that differ by case", _named("A", "Cat")),
     ("warning", "similar_names", "names that differ by Unicode form", _two_forms),
     ("skipped", "broken_symlink", "link to itself", _link("A/odd", "odd")),

@@ -132,7 +132,6 @@ def test_what_is_unusual_is_used_with_a_warning(tmp_path):
     assert findings.counts == {
         ("warning", "unused_array"): 1,
         ("skipped", "empty_site"): 1,
-        ("warning", "labels_as_floats"): 1,
         ("warning", "unused_label"): 1,
         ("warning", "option_unused"): 2,
     }

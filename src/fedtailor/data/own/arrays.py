@@ -336,10 +336,6 @@ def _find_wrong_arrays(part: SiteArrays, most_classes: int, kind: ArrayKind) -> 
         )
         yield Finding("axes_unusual", message)
 
-    if y.dtype.kind == "f":
-        message = "Labels are whole numbers stored as floats; they are converted."
-        yield Finding("labels_as_floats", message)
-
 
 def _ask_for_kind(parts: Sequence[SiteArrays]) -> None:
     """Add an error to the first arrays that can be pictures or series.

@@ -52,9 +52,6 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "symlink_folder": "links to a folder that is read in its own place",
             "broken_symlink": "broken links, and links to themselves",
         },
-        "warning": {
-            "non_utf8_name": "names that are not UTF-8",
-        },
     },
     "Images": {
         "error": {
@@ -109,7 +106,6 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "unused_array": "arrays besides `x`, `y` and `class_names`",
             "unused_label": "numbers below the largest label without examples",
             "axes_unusual": "series with fewer times than channels",
-            "labels_as_floats": "labels that are whole numbers stored as floats",
             "values_unscaled": (
                 "images of floats that are not within [0, 1], which are used as they are"
             ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings, Unusable
-from fedtailor.data.own.names import counted, safe_name, show
+from fedtailor.data.own.names import safe_name
 
 MAX_FILES = 2_000_000
 """More files than this are refused."""
@@ -71,8 +71,6 @@ class Tree:
     folder: Path
     files: list[File] = field(default_factory=list)
     folders: list[tuple[str, ...]] = field(default_factory=list)
-    hidden: int = 0
-    """Number of hidden files and folders, and those of operating systems, which are ignored."""
 
     def path(self, file: File) -> Path:
         """Return the path of a file."""
@@ -83,17 +81,13 @@ def walk(folder: Path, findings: Findings) -> Tree:
     """List the files of a folder.
 
     Links to files within the folder are followed, links to folders are not. Files that are left out
-    are added to ``findings``.
+    are added to ``findings``, but for hidden ones and those of operating systems.
 
     Raises:
         Unusable: the folder is too large.
     """
     tree = Tree(folder.resolve())
     _enter((), tree, findings)
-    if tree.hidden:
-        hidden = counted(tree.hidden, "hidden file or folder was", "hidden files or folders were")
-        findings.note(f"{hidden} ignored.")
-
     return tree
 
 
@@ -113,17 +107,12 @@ def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
         for entry in entries
         if not entry.name.startswith(".") and entry.name.lower() not in _OF_THE_SYSTEM
     ]
-    tree.hidden += len(entries) - len(visible)
     if not parts:
         _limit_sites(visible)
 
     for entry in visible:
         inner = (*parts, entry.name)
         place = _place(inner, findings)
-        if any("\ud800" <= character <= "\udfff" for character in entry.name):
-            message = f"The name is not UTF-8; it is written as {show(safe_name(entry.name))}."
-            place.add("non_utf8_name", message)
-
         if not _is_folder(entry):
             _add_file(entry, inner, tree, place)
         # The limit also ends folders that a file system nests without end.
