@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,8 +36,13 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
         DataError: a folder is no run, or a file is damaged.
         RunError: the page cannot be written.
     """
-    with contextlib.suppress(KeyboardInterrupt):
-        _write_until_the_end(paths, write)
+    # Ctrl-C ends the following, and is no interruption: a last page is to be written.
+    stopped = threading.Event()
+    handler = signal.signal(signal.SIGINT, lambda number, frame: stopped.set())
+    try:
+        _write_until_the_end(paths, write, stopped)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
     # The page that is there loads itself again.
     page = build_page(read_methods(paths))
@@ -44,12 +50,14 @@ def follow(paths: Sequence[str | Path], write: Callable[[Page], None]) -> Page:
     return page
 
 
-def _write_until_the_end(paths: Sequence[str | Path], write: Callable[[Page], None]) -> None:
+def _write_until_the_end(
+    paths: Sequence[str | Path], write: Callable[[Page], None], stopped: threading.Event
+) -> None:
     # Between two runs of a comparison there is a moment without one.
     patience = 0 if all(holds_run(Path(path)) for path in paths) else _LOOKS_BETWEEN_RUNS
     idle_looks = 0
     before: list[tuple[object, ...]] = []
-    while True:
+    while not stopped.is_set():
         began = time.monotonic()
         methods = read_methods(paths)
         idle_looks = 0 if any(is_running(method.path) for method in methods) else idle_looks + 1
@@ -65,4 +73,4 @@ def _write_until_the_end(paths: Sequence[str | Path], write: Callable[[Page], No
             write(build_page(methods, refresh=REFRESH))
             before = growth
 
-        time.sleep(max(EVERY, _PAUSE * (time.monotonic() - began)))
+        stopped.wait(max(EVERY, _PAUSE * (time.monotonic() - began)))
