@@ -210,7 +210,7 @@ def test_a_folder_of_folds_has_no_model_and_says_how_to_get_one(whole):
 def test_a_sweep_has_no_folds(sites, tmp_path):
     from fedtailor.experiment.sweep import sweep
 
-    with pytest.raises(ConfigError, match="leave --folds out"):
+    with pytest.raises(ConfigError, match="0 in a sweep"):
         sweep(
             config(sites, ("data.val_fraction", 0.2)),
             out=tmp_path / "sweep",
