@@ -305,7 +305,5 @@ def test_a_rule_needs_enough_clients(rule, share, fewest):
             schedule,
             Schedule(robust=rule, robust_share=share, participation=Participation(plan="fixed")),
         ):
-            with pytest.raises(
-                ConfigError, match=rf"robust = '{rule}' needs {fewest} clients in a round, got \d"
-            ):
+            with pytest.raises(ConfigError, match=rf"fewer than {fewest} clients .* got '{rule}'"):
                 few.check(fewest - 1)

@@ -393,7 +393,7 @@ def test_an_edited_split_is_refused(folder):
     split = json.loads(file.read_text())
     split["clients"][1]["test"].pop()
     file.write_text(json.dumps(split))
-    with pytest.raises(DataError, match=r"'one/split\.json' was edited: clients\[1\]"):
+    with pytest.raises(DataError, match=r"'one/split\.json' was edited: clients is not"):
         run(config(), out="one")
 
 

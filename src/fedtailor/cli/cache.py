@@ -8,7 +8,7 @@ import typer
 
 from fedtailor.cli.options import Debug, Json
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
-from fedtailor.cli.shell import print_json
+from fedtailor.cli.shell import print_result
 
 cache_app = make_app()
 
@@ -30,10 +30,7 @@ def list_(json: Json = False, debug: Debug = False) -> None:
     for entry in entries():
         records.append({"name": entry.name, "path": str(entry.path), "bytes": entry.bytes})
 
-    if json:
-        print_json({"cache_folder": str(cache_folder()), "entries": records})
-    else:
-        show_cache(str(cache_folder()), records)
+    print_result({"cache_folder": str(cache_folder()), "entries": records}, json, show_cache)
 
 
 @cache_app.command("clear", cls=Command)
@@ -50,7 +47,4 @@ def clear_(json: Json = False, debug: Debug = False) -> None:
         "bytes": sum(entry.bytes for entry in removed),
     }
 
-    if json:
-        print_json(record)
-    else:
-        show_cleared(record)
+    print_result(record, json, show_cleared)

@@ -20,7 +20,7 @@ from fedtailor.cli.options import (
     with_config_flags,
 )
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
-from fedtailor.cli.shell import Interrupted, print_json
+from fedtailor.cli.shell import Interrupted, print_json, print_result
 from fedtailor.core.errors import (
     DataError,
     UsageError,
@@ -138,10 +138,7 @@ def fetch_(
         "elsewhere": DATASETS[find_name("dataset", name, DATASETS)].elsewhere or None,
     }
 
-    if json:
-        print_json(record)
-    else:
-        show_fetched(record)
+    print_result(record, json, show_fetched)
 
 
 @data_app.command("check", cls=Command)
@@ -170,10 +167,7 @@ def check_(
         own = read_own(path, options, preparation)
 
     record = describe_findings(path, own)
-    if json:
-        print_json(record)
-    else:
-        show_check(record)
+    print_result(record, json, show_check)
 
     if not record["usable"]:
         raise typer.Exit(DataError.exit_code)
@@ -222,10 +216,7 @@ def partition(
     record["notes"] = division.notes
     record["out"] = out or None
     record["use"] = _run_command(out, values, set_ or []) if out else None
-    if json:
-        print_json(record)
-    else:
-        show_partition(record)
+    print_result(record, json, show_partition)
 
 
 @data_app.command(cls=Command)
@@ -262,10 +253,7 @@ def plot(
 
     path = out or _free_name(name)
     write_figure(picture, Path(path))
-    if json:
-        print_json({"plot": name, "out": path})
-    else:
-        say(f"The picture is in {path}")
+    print_result({"plot": name, "out": path}, json, say, f"The picture is in {path}")
 
 
 def _values(named: Named, seed: int | None) -> dict[str, Any]:
@@ -293,7 +281,9 @@ def _options(values: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> 
 def _check_is_new(out: str) -> None:
     """Check that no file or folder has the name."""
     if out and os.path.lexists(out):
-        raise wrong_value("--out", "a name that does not exist", out, "Nothing is overwritten.")
+        raise wrong_value(
+            "--out", "a name that does not exist", out, "A file is never overwritten."
+        )
 
 
 def _free_name(kind: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtailor.cli.options import Debug, Json, Out, whole_number
-from fedtailor.cli.shell import guarded, print_json
+from fedtailor.cli.shell import guarded, print_result
 
 
 def demo(
@@ -38,7 +38,4 @@ def demo(
     with guarded(folder):
         results = run_demo(folder, seed=seed, progress=progress)
 
-    if json:
-        print_json({"runs": results})
-    else:
-        show_demo(results, time.perf_counter() - start)
+    print_result({"runs": results}, json, show_demo, results, time.perf_counter() - start)

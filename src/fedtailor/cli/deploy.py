@@ -9,7 +9,7 @@ import typer
 
 from fedtailor.cli.options import Debug, Json, Out, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
-from fedtailor.cli.shell import Interrupted, print_json
+from fedtailor.cli.shell import Interrupted, print_result
 
 deploy_app = make_app()
 
@@ -61,10 +61,8 @@ def init(
     certificate = made.path / KEYS / CERTIFICATE
     server = f"{host}:{port}"
 
-    if json:
-        print_json({"folder": str(made.path), "certificate": str(certificate), "server": server})
-    else:
-        show_server(made.path, certificate, server)
+    record = {"folder": str(made.path), "certificate": str(certificate), "server": server}
+    print_result(record, json, show_server, made.path, certificate, server)
 
 
 @deploy_app.command("add", cls=Command)
@@ -96,10 +94,8 @@ def add(
     place = FederationFolder(Path(folder))
     public = add_site(place, name, Path(key), new=new)
 
-    if json:
-        print_json({"site": name, "new": new, "fingerprint": public.fingerprint})
-    else:
-        show_added(name, public)
+    record = {"site": name, "new": new, "fingerprint": public.fingerprint}
+    print_result(record, json, show_added, name, public)
 
 
 @deploy_app.command("remove", cls=Command)
@@ -117,10 +113,7 @@ def remove(
     from fedtailor.deployment.federation_folder import FederationFolder
 
     FederationFolder(Path(folder)).remove(name)
-    if json:
-        print_json({"removed": name})
-    else:
-        say(f"{name} is no longer registered.")
+    print_result({"removed": name}, json, say, f"{name} is no longer registered.")
 
 
 @deploy_app.command("allow", cls=Command)
@@ -139,10 +132,8 @@ def allow(
     from fedtailor.deployment.federation_folder import FederationFolder
 
     count = allow_site(FederationFolder(Path(folder)).path, name)
-    if json:
-        print_json({"allowed": name, "forgotten": count})
-    else:
-        say(f"{name} is asked again; {count} answers that could not be used are forgotten.")
+    text = f"{name} is asked again; {count} answers that could not be used are forgotten."
+    print_result({"allowed": name, "forgotten": count}, json, say, text)
 
 
 @deploy_app.command("sites", cls=Command)
@@ -155,14 +146,11 @@ def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
     registered = place.sites()
     attendance = read_attendance(place.path)
 
-    if json:
-        records = []
-        for site in registered:
-            records.append({"name": site.name, "new": site.new, **attendance.get(site.name, {})})
+    records = []
+    for site in registered:
+        records.append({"name": site.name, "new": site.new, **attendance.get(site.name, {})})
 
-        print_json({"sites": records})
-    else:
-        show_sites(registered, attendance)
+    print_result({"sites": records}, json, show_sites)
 
 
 @deploy_app.command("renew", cls=Command)
@@ -179,12 +167,11 @@ def renew(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
 
     days = renew_certificate(FederationFolder(Path(folder)))
 
-    if json:
-        print_json({"folder": folder, "days": days})
-    else:
-        say(f"The new certificate is valid for {days:.0f} days.")
-        say("It is used from the next start of the server:")
-        say(f"fedtailor serve {shlex.quote(folder)}")
+    text = (
+        f"The new certificate is valid for {days:.0f} days. It is used from the next start of the "
+        f"server: fedtailor serve {shlex.quote(folder)}"
+    )
+    print_result({"folder": folder, "days": days}, json, say, text)
 
 
 @deploy_app.command("demo", cls=Command)
@@ -211,10 +198,7 @@ def demo(
     folder = Path(out) if out else unused_folder("sites-demo")
     result = run_demo(folder, rounds=rounds, say=say)
 
-    if json:
-        print_json(result)
-    else:
-        show_sites_demo(folder, result)
+    print_result(result, json, show_sites_demo, folder, result)
 
 
 def serve(
@@ -248,7 +232,4 @@ def serve(
     finally:
         messages.close()
 
-    if json:
-        print_json(result)
-    else:
-        show_finished(folder, result)
+    print_result(result, json, show_finished, folder, result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedtailor.cli.options import NOTHING_NAMED, Debug, Json, Named, with_config_flags
-from fedtailor.cli.shell import print_json
+from fedtailor.cli.shell import print_result
 
 
 @with_config_flags("data.dir")
@@ -13,7 +13,4 @@ def doctor(named: Named = NOTHING_NAMED, json: Json = False, debug: Debug = Fals
     from fedtailor.experiment.doctor import examine
 
     report = examine(named["data.dir"] or "")
-    if json:
-        print_json(report)
-    else:
-        show_report(report)
+    print_result(report, json, show_report)

@@ -9,7 +9,7 @@ import typer
 
 from fedtailor.cli.options import Debug, Json
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed, check_out
-from fedtailor.cli.shell import print_json
+from fedtailor.cli.shell import print_result
 
 if TYPE_CHECKING:
     from fedtailor.serving.run import Run
@@ -77,10 +77,7 @@ def evaluate(
     if out:
         write_whole(Path(out), to_csv(record))
 
-    if json:
-        print_json(record)
-    else:
-        show_evaluation(record)
+    print_result(record, json, show_evaluation)
 
     for path in paths:
         if _is_of_the_run(records, path):

@@ -8,7 +8,7 @@ import typer
 
 from fedtailor.cli.options import Debug, Json
 from fedtailor.cli.predict import RunPath, RunSeed
-from fedtailor.cli.shell import print_json
+from fedtailor.cli.shell import print_result
 
 
 def onboard(
@@ -55,7 +55,4 @@ def onboard(
     )
     result = onboarded.result or {}
 
-    if json:
-        print_json(result)
-    else:
-        show_onboarded(result)
+    print_result(result, json, show_onboarded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -87,16 +87,10 @@ def report(
 
     files = write_figures(page.figures, Path(figures), ending) if figures else []
     if json:
-        names = [{"name": figure.name, "title": figure.title} for figure in page.figures]
-        paths_written = [str(path) for path in files]
-        print_json(
-            {
-                "report": str(target),
-                "bytes": sizes[-1],
-                "figures": names,
-                "files": paths_written,
-            }
-        )
+        record: dict[str, Any] = {"report": str(target), "bytes": sizes[-1]}
+        record["figures"] = [{"name": one.name, "title": one.title} for one in page.figures]
+        record["files"] = [str(path) for path in files]
+        print_json(record)
         return
 
     count = len(page.figures)

@@ -10,7 +10,7 @@ import typer
 
 from fedtailor.cli.compare import resume_comparison
 from fedtailor.cli.options import Debug, Json, Track
-from fedtailor.cli.shell import guarded, print_json
+from fedtailor.cli.shell import guarded, print_result
 from fedtailor.cli.sweep import resume_sweep
 from fedtailor.core.errors import ConfigError, UsageError
 
@@ -82,7 +82,4 @@ def resume(
     with guarded(run, resumable=True):
         result = continue_run(settings, out=path, progress=progress, track=trackers)
 
-    if json:
-        print_json(result)
-    else:
-        show_result(result)
+    print_result(result, json, show_result)

@@ -19,7 +19,7 @@ from fedtailor.cli.options import (
     whole_number,
     with_config_flags,
 )
-from fedtailor.cli.shell import guarded, print_json
+from fedtailor.cli.shell import guarded, print_json, print_result
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
@@ -91,10 +91,7 @@ def run_(
     with guarded(folder, resumable=True):
         result = run(settings, out=folder, progress=progress, track=trackers)
 
-    if json:
-        print_json(result)
-    else:
-        show_result(result)
+    print_result(result, json, show_result)
 
 
 def _print_resolved(settings: Config, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +189,17 @@ def print_json(value: Any) -> None:
     from fedtailor.core.atomic import to_json
 
     print(to_json(value), flush=True)  # noqa: T201  # data on stdout
+
+
+def print_result(record: Any, as_json: bool, show: Callable[..., None], *arguments: Any) -> None:
+    """Print what a command has found: as JSON, or as ``show`` prints it.
+
+    ``show`` is given the record, unless there are other arguments.
+    """
+    if as_json:
+        print_json(record)
+    else:
+        show(*(arguments or [record]))
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from fedtailor.cli.options import Debug, Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
-from fedtailor.cli.shell import Interrupted, print_json
+from fedtailor.cli.shell import Interrupted, print_json, print_result
 from fedtailor.core.errors import RunError
 
 site_app = make_app()
@@ -57,16 +57,10 @@ def init(
     source = str(Path(data).expanduser().absolute()) if is_path else data
     made = init_site(Path(folder), name, source, server)
 
-    if json:
-        print_json(
-            {
-                "folder": str(Path(folder)),
-                "key": str(made.public_key),
-                "fingerprint": made.key.fingerprint,
-            }
-        )
-    else:
-        show_made(Path(folder), made, name, server)
+    place = Path(folder)
+    record = {"folder": str(place), "key": str(made.public_key)}
+    record["fingerprint"] = made.key.fingerprint
+    print_result(record, json, show_made, place, made, name, server)
 
 
 @site_app.command("check", cls=Command)
@@ -184,10 +178,7 @@ def models(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None
     name = load_site(Path(folder)).name
     records = [describe_version(version) for version in versions(Path(folder))]
 
-    if json:
-        print_json({"versions": records})
-    else:
-        show_models(folder, name, records)
+    print_result({"versions": records}, json, show_models, folder, name, records)
 
 
 @site_app.command("restore", cls=Command)
@@ -213,7 +204,5 @@ def restore(
     load_site(place)
     chosen = use(place, previous(place).number if version is None else version)
 
-    if json:
-        print_json({"version": chosen.number, "path": str(chosen.path)})
-    else:
-        say(f"Version {chosen.number} is in use.")
+    record = {"version": chosen.number, "path": str(chosen.path)}
+    print_result(record, json, say, f"Version {chosen.number} is in use.")

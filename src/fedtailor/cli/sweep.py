@@ -20,7 +20,7 @@ from fedtailor.cli.options import (
     whole_number,
     with_config_flags,
 )
-from fedtailor.cli.shell import guarded, print_json
+from fedtailor.cli.shell import guarded, print_result
 from fedtailor.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -134,10 +134,7 @@ def _run(settings: Config, options: SweepOptions, folder: str, *, json: bool) ->
             settings, **asdict(options), out=folder, progress=progress, announce=progress.line
         )
 
-    if json:
-        print_json(result)
-    else:
-        show_sweep(result)
+    print_result(result, json, show_sweep)
 
 
 def _read_values(texts: list[str] | None) -> list[tuple[str, Any]]:

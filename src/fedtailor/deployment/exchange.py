@@ -111,7 +111,8 @@ class Exchange:
         self._transport.forget()
         self._transport.send(requests)
         self.attendance.waiting = dict.fromkeys(requests, time.time())
-        patience = _Patience(self._options, len(requests), needed, self._clock())
+        end = self._clock() + self._options.deadline
+        quorum = max(needed, math.ceil(self._options.quorum * len(requests) - 1e-9))
         repeats = _Repeats(requests, self._options.resend, self._clock())
         answers: dict[int, Envelope] = {}
         failures: dict[int, SiteFailure] = {}
@@ -121,7 +122,11 @@ class Exchange:
             now = self._clock()
             silent = [client for client in requests if client not in answers]
             stopped = self._stopped(silent)
-            if patience.is_over(len(answers), now, all_stopped=len(stopped) == len(silent)):
+            if len(answers) >= quorum:  # time runs on, so the first end is the one that counts
+                end = min(end, now + self._options.grace)
+
+            is_over = now >= end or len(stopped) == len(silent)
+            if is_over and len(answers) >= min(needed, len(requests)):
                 for client in stopped:
                     failures.setdefault(client, SiteFailure("unavailable", "it was stopped"))
                 break
@@ -172,27 +177,6 @@ class Exchange:
             self.attendance.failures[client] = one_line(str(reply.head["failed"]))
             return True
         return False
-
-
-class _Patience:
-    """For how long an exchange waits: until the deadline, or the grace after the quorum.
-
-    It does not wait for sites that were stopped.
-    """
-
-    def __init__(self, options: DeployOptions, asked: int, needed: int, now: float) -> None:
-        self._options = options
-        self._needed = min(needed, asked)
-        self._quorum = max(needed, math.ceil(options.quorum * asked - 1e-9))
-        self._end = now + options.deadline
-        self._has_quorum = False
-
-    def is_over(self, answered: int, now: float, *, all_stopped: bool) -> bool:
-        # The grace begins once, when the quorum is reached.
-        if answered >= self._quorum and not self._has_quorum:
-            self._has_quorum = True
-            self._end = min(self._end, now + self._options.grace)
-        return (now >= self._end or all_stopped) and answered >= self._needed
 
 
 class _Repeats:

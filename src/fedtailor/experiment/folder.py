@@ -57,7 +57,7 @@ def refuse_existing(path: Path) -> None:
 
     if not is_free:
         raise ConfigError(
-            f"'{path}' already exists, and is never overwritten. Choose another folder with --out.",
+            f"'{path}' already exists, and is never overwritten: choose another folder.",
             key="out",
             allowed="a folder that does not exist, or is empty",
             got=str(path),

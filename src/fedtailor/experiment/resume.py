@@ -195,25 +195,9 @@ def refuse_edited_split(split: SplitRecord, path: Path) -> None:
     there = read_object(file, within=path)
     for key, value in json.loads(to_json(split)).items():
         if there.get(key) != value:
-            where = key + _first_difference(value, there.get(key))
-            raise DataError(
-                f"'{file}' was edited: {where} is not what the run began with. Change it back to "
-                "resume the run.",
-                key=where,
-                path=str(file),
-            )
-
-
-def _first_difference(expected: Any, got: Any) -> str:
-    """Return where two values differ first, as an index in brackets; empty if it is no list."""
-    if not isinstance(expected, list) or not isinstance(got, list):
-        return ""
-
-    for position, (one, other) in enumerate(zip(expected, got, strict=False)):
-        if one != other:
-            return f"[{position}]"
-
-    return f"[{min(len(expected), len(got))}]"
+            message = f"'{file}' was edited: {key} is not what the run began with."
+            hint = " Change it back to resume the run."
+            raise DataError(message + hint, key=key, path=str(file))
 
 
 def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -187,10 +187,11 @@ def show_partition(record: Mapping[str, Any]) -> None:
         say(f"The split is in {record['out']}; use it with: {record['use']}")
 
 
-def show_cache(folder: str, entries: Sequence[Mapping[str, Any]]) -> None:
+def show_cache(record: Mapping[str, Any]) -> None:
     """Print the entries of the cache."""
+    entries = record["entries"]
     if not entries:
-        say(f"The cache in {folder} is empty.")
+        say(f"The cache in {record['cache_folder']} is empty.")
         return
 
     rows = [[entry["name"], entry["path"], size(entry["bytes"])] for entry in entries]

@@ -12,7 +12,6 @@ from typing import Any
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.results import show_verdicts
 from fedtailor.core.atomic import to_json
-from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.init import CERTIFICATE, NewSite
 from fedtailor.deployment.keys import PublicKey
 from fedtailor.deployment.options import FEDERATION_FILE
@@ -41,24 +40,23 @@ def show_added(name: str, key: PublicKey) -> None:
     say("A server that is running must be started again for it.")
 
 
-def show_sites(sites: Sequence[Registered], attendance: Mapping[str, Mapping[str, Any]]) -> None:
+def show_sites(record: Mapping[str, Any]) -> None:
     """Print the registered sites, and when each was last heard of."""
-    if not sites:
+    if not record["sites"]:
         say("No site is registered yet: fedtailor deploy add FOLDER NAME KEY")
         return
 
     now = time.time()
     rows = []
-    for site in sites:
-        seen = attendance.get(site.name, {})
-        heard = seen.get("heard")
+    for site in record["sites"]:
+        heard = site.get("heard")
         rows.append(
             [
-                site.name,
-                "new" if site.new else "trains",
-                "yes" if seen.get("online") else "no",
+                site["name"],
+                "new" if site["new"] else "trains",
+                "yes" if site.get("online") else "no",
                 "never" if heard is None else f"{duration(max(now - heard, 0))} ago",
-                str(seen.get("problem", "")),
+                str(site.get("problem", "")),
             ]
         )
 
