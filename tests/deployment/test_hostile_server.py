@@ -4,6 +4,7 @@ Each attack recovers examples of a site that answers any plan. Here, the site ha
 has without a word in its ``site.toml``.
 """
 
+import dataclasses
 import itertools
 import json
 import uuid
@@ -14,6 +15,7 @@ import pytest
 import tomli_w
 
 from fedtailor import __version__
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core import rng
 from fedtailor.core.errors import RunError
 from fedtailor.data.columns import Column, Columns
@@ -306,6 +308,8 @@ def test_a_column_with_few_cells_is_answered_as_empty(tmp_path):
         ({"training": {"epochs": 51}}, "training.epochs from 1 to 50"),
         ({"training": {"lr": 1e-9}}, "training.lr from 0.0001 to 1"),
         ({"algorithm": {"name": "pfedme", "inner_lr": 9.0}}, "algorithm.inner_lr"),
+        ({"algorithm": {"name": "pfedme", "solve_batches": 2000}}, "algorithm.solve_batches"),
+        ({"algorithm": {"name": "fedala"}}, "whole epochs only: the plan has algorithm.sample_sh"),
         ({"algorithm": {"name": "fedpac"}}, "single values: none: this method sends 'head'"),
         ({"data": {"train_size": 10}}, "13 or more training examples: this plan uses 10"),
         ({"data": {"test_share": 0.05}}, "10 or more test examples: this plan uses 4"),
@@ -320,6 +324,23 @@ def test_a_plan_outside_of_the_policy_is_refused_in_one_sentence(tmp_path, value
     # The operator of the site reads the same, and of which plan.
     line = json.loads(tmp_path.joinpath("audit.jsonl").read_text().splitlines()[-1])
     assert line["refused"] == reason and len(line["plan"]) == 64
+
+
+def test_numbers_of_methods_are_those_that_somebody_has_looked_at():
+    """A new option that says how much a method trains, or on what, belongs in the policy."""
+    harmless = (
+        "alpha beta clusters count dim difference draws factor hidden layers mixing neighbors"
+    )
+    harmless += (
+        " momentum offset penalty ridge samples scale shrinkage smoothing temperature weight"
+    )
+    words = set()
+    for name in ALGORITHMS:
+        for option in dataclasses.fields(load_algorithm(name)):
+            if isinstance(option.default, int | float) and not isinstance(option.default, bool):
+                words.add(option.name.rpartition("_")[2])
+
+    assert words - {*harmless.split()} == {"lr", "epochs", "steps", "rounds", "batches", "share"}
 
 
 def test_plans_are_counted_over_days_and_restarts(tmp_path):

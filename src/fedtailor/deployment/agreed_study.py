@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ from fedtailor.core.reading import read_file
 from fedtailor.core.task import Task
 from fedtailor.deployment.options import SITE_FILE, load_federation, load_site
 from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
-from fedtailor.deployment.policy import SitePolicy, study_settings
+from fedtailor.deployment.policy import (
+    SitePolicy,
+    leaves_examples_out,
+    rates_and_amounts,
+    study_settings,
+)
 from fedtailor.experiment.assembly import make_algorithm, resolved
 from fedtailor.experiment.config import Config
 from fedtailor.models import build_model
@@ -69,17 +75,10 @@ def _study(source: Path) -> Config:
 def _policy_for(config: Config, policy: SitePolicy) -> SitePolicy:
     """Return a policy with the ranges, fields and numbers that a study needs."""
     algorithm = make_algorithm(config)
-    training = algorithm.training
-    amounts: dict[str, list[float]] = {"lr": [training.lr], "epochs": [], "steps": []}
-    amounts["steps" if training.steps else "epochs"].append(training.steps or training.epochs)
-    for name, value in config.algorithm.options.items():
-        kind = name.rpartition("_")[2]
-        if kind in amounts and value:
-            amounts[kind].append(value)
-
-    spans: dict[str, Any] = {name: (min(used), max(used)) for name, used in amounts.items() if used}
-    if training.batch_size:
-        spans["batch_size"] = (training.batch_size, training.batch_size)
+    used: dict[str, list[float]] = defaultdict(list)
+    for _, kind, value in rates_and_amounts(algorithm):
+        used[kind].append(value)
+    spans: dict[str, Any] = {kind: (min(values), max(values)) for kind, values in used.items()}
 
     # The names of the fields are those for every model.
     task = Task(build_model("mlp", (2,), 2, {}), 2, (2,))
@@ -89,7 +88,7 @@ def _policy_for(config: Config, policy: SitePolicy) -> SitePolicy:
     return dataclasses.replace(
         policy,
         **spans,
-        whole_epochs=not training.steps and not training.drop_last,
+        whole_epochs=not leaves_examples_out(algorithm),
         plans=_PLANS,
         rounds=_REQUESTS * config.schedule.rounds,
         counts=config.data.numbers != "standard",

@@ -8,6 +8,7 @@ commands that only look at it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 import tomllib
@@ -21,8 +22,8 @@ from fedtailor.core.options import Range, check_options, show
 from fedtailor.data.own.names import counted
 
 if TYPE_CHECKING:
+    from fedtailor.core.algorithm import Algorithm
     from fedtailor.core.message import Messages
-    from fedtailor.core.schedule import Training
     from fedtailor.experiment.config import Config
 
 LARGEST_SEED = 2**32 - 1
@@ -33,6 +34,9 @@ _LEFT_TO_SITES = tuple(f"data.{key}" for key in _SET_BY_SITES)
 """Keys of a plan that a site sets for itself, or that follow from its data."""
 _WITHOUT_TRAINING = ("engine.", "checkpoint.", "evaluation.")
 """Sections of a plan that do not change how a site trains."""
+
+_RANGES = {"lr": "lr", "epochs": "epochs", "rounds": "epochs", "steps": "steps", "batches": "steps"}
+"""Last word of the name of an option of a method -> the range that it must be in."""
 
 Span = Annotated[tuple[float, ...], Range(ge=0)]
 """The smallest and the largest value that a plan may have."""
@@ -120,32 +124,20 @@ class SitePolicy:
             sentences.append(f"One study only: its {len(self.study)} settings must be as agreed.")
         return sentences
 
-    def check_training(self, training: Training, options: Mapping[str, Any]) -> None:
-        """Check how a plan trains.
-
-        Args:
-            training: of the method, as it is used.
-            options: of the method, by name.
+    def check_training(self, algorithm: Algorithm[Any, Any, Any]) -> None:
+        """Check how the method of a plan trains, with its defaults and presets.
 
         Raises:
             ConfigError: a value is outside of what the policy allows.
         """
-        if self.whole_epochs and training.steps:
-            raise _refusal("whole epochs only", f"the plan has training.steps = {training.steps}")
-        if self.whole_epochs and training.drop_last and training.batch_size:
-            raise _refusal("whole epochs only", "the plan has training.drop_last = true")
+        partial = leaves_examples_out(algorithm)
+        if self.whole_epochs and partial:
+            raise _refusal("whole epochs only", f"the plan has {partial}")
 
-        amount = "steps" if training.steps else "epochs"
-        self._check_range("training.lr", "lr", training.lr)
-        self._check_range(f"training.{amount}", amount, getattr(training, amount))
-        if training.batch_size:
-            self._check_range("training.batch_size", "batch_size", training.batch_size)
-
-        # Methods have parts with rates and amounts of their own; 0 switches a part off.
-        for name, value in options.items():
-            kind = name.rpartition("_")[2]
-            if kind in ("lr", "epochs", "steps") and value:
-                self._check_range(f"algorithm.{name}", kind, value)
+        for key, kind, value in rates_and_amounts(algorithm):
+            low, high = getattr(self, kind)
+            if not low <= value <= high:
+                raise _refusal(f"{key} from {low:g} to {high:g}", f"the plan has {value:g}")
 
     def check_messages(self, messages: Messages) -> None:
         """Check which fields the messages of a plan's method have.
@@ -211,10 +203,40 @@ class SitePolicy:
             if 0 < parts[part] < fewest:
                 raise _refusal(f"{fewest} or more {name} examples", f"this plan uses {parts[part]}")
 
-    def _check_range(self, key: str, name: str, value: float) -> None:
-        low, high = getattr(self, name)
-        if not low <= value <= high:
-            raise _refusal(f"{key} from {low:g} to {high:g}", f"the plan has {value:g}")
+
+def leaves_examples_out(algorithm: Algorithm[Any, Any, Any]) -> str:
+    """Return the setting by which rounds use some training examples more often than others.
+
+    It is an empty string if every round uses all of them equally often.
+    """
+    training = algorithm.training
+    if training.steps:
+        return f"training.steps = {training.steps}"
+    if training.drop_last and training.batch_size:
+        return "training.drop_last = true"
+
+    # FedALA searches its weights on a part of the examples.
+    share = getattr(algorithm, "sample_share", 1.0)
+    return f"algorithm.sample_share = {share:g}" if 0 < share < 1 else ""
+
+
+def rates_and_amounts(algorithm: Algorithm[Any, Any, Any]) -> list[tuple[str, str, float]]:
+    """Return key, range of the policy, and value of all that says how much a method trains.
+
+    What is 0 switches a part of a method off, and is left out.
+    """
+    training = algorithm.training
+    amount = "steps" if training.steps else "epochs"
+    values = [(f"training.{name}", name, getattr(training, name)) for name in ("lr", amount)]
+    values.append(("training.batch_size", "batch_size", training.batch_size))
+
+    # Parts of a method have rates and amounts of their own.
+    for option in dataclasses.fields(algorithm):
+        kind = _RANGES.get(option.name.rpartition("_")[2])
+        if kind is not None:
+            values.append((f"algorithm.{option.name}", kind, getattr(algorithm, option.name)))
+
+    return [entry for entry in values if entry[2]]
 
 
 def study_settings(config: Config) -> dict[str, Any]:

@@ -350,14 +350,14 @@ class DeployedSite:
         """Refuse a plan outside of ``[policy]``, before any data are read."""
         policy = self.options.policy
         policy.check_study(study_settings(plan.config))
+        algorithm = plan.algorithm
+        policy.check_training(algorithm)
+        policy.check_messages(algorithm.messages(algorithm.bind(plan.task(0))))
+
+        # Last, because the site remembers in which ways it was asked to read cells.
         rules = self._reading(plan.config.data).cell_rules
         if plan.inputs.cells != rules:
             raise wrong("inputs.cells", "the rules of the section data", "others")
-
-        # The method and its messages decide what is done with the settings.
-        algorithm = plan.algorithm
-        policy.check_training(algorithm.training, plan.config.algorithm.options)
-        policy.check_messages(algorithm.messages(algorithm.bind(plan.task(0))))
 
 
 def _way_to_read(data: DataOptions) -> dict[str, Any]:
