@@ -9,6 +9,7 @@ import pytest
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.cli.main import main
 from fedtailor.core.message import Field
+from fedtailor.core.scores import Scores
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_algorithm
 
 
@@ -37,6 +38,10 @@ def test_an_algorithm_has_the_model_and_data_of_the_demo_unless_others_are_named
     at_evaluations = sent(record, "evaluation")
     assert at_evaluations["training_metrics"]["content"] == "head_loss, loss, steps"
     assert at_evaluations["scores: confusion"]["shape"] == "100"
+
+    # All that a site sends of its scores.
+    scores = [name.removeprefix("scores: ") for name in at_evaluations if "scores: " in name]
+    assert sorted(", ".join(scores).split(", ")) == sorted(Scores._fields)
     assert record["model_holds_examples"] is False
 
     options = ["--set", "model.options.hidden=7", "--set", "algorithm.combine_heads=false"]
@@ -62,7 +67,7 @@ def test_a_run_has_its_own_data_and_its_cards_say_what_was_sent(folder, capsys):
 
     record = record_of(capsys, "one")
     before = sent(record, "setup")
-    assert list(before) == ["num_train", "class names", "count", "means", "squares"]
+    assert list(before) == ["counts", "class names", "count", "means", "squares"]
     assert before["means"]["shape"] == "3" and before["means"]["single_sites"]
     assert sent(record, "evaluation")["diagnostics"]["content"] == "cluster"
 

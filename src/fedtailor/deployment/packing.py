@@ -100,7 +100,8 @@ def unpack_upload(packed: tree.Tree, messages: Messages) -> Upload:
     """Return the upload that :func:`pack_upload` packed.
 
     Rows that were not sent are 0, or the number nearest to 0 that the field allows. What the
-    declaration says is not checked here: :func:`fedtailor.core.upload_checks.problem_with` does that.
+    declaration says is not checked here: :func:`fedtailor.core.upload_checks.problem_with` does
+    that.
 
     Args:
         packed: from anyone, as :func:`fedtailor.core.codec.decode` returned it.

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.engine import holds_examples
@@ -22,7 +24,7 @@ from fedtailor.core.federation import Federation, Split
 from fedtailor.core.message import BYTES_PER_SCALAR, download_bytes
 from fedtailor.core.reading import damaged
 from fedtailor.core.schedule import Schedule
-from fedtailor.core.scores import BINS, SCORE_BINS
+from fedtailor.core.scores import score
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification, read_input_specification
 from fedtailor.data.options import DataOptions
@@ -53,6 +55,18 @@ _WITHOUT_ENGINE = (
     ("federation.client_timeout", 0.0),
 )
 """Only a few examples are trained on, so no engine has to be chosen."""
+
+_SCORES = {
+    ("class_correct", "class_total"): "right and all test examples by class",
+    ("confusion",): "test examples by class and prediction",
+    ("bin_count", "bin_confidence", "bin_correct"): (
+        "test examples, confidence and right ones by bin of confidence"
+    ),
+    ("loss_sum",): "sum of the cross-entropy",
+    ("pairs", "pairs_won"): "pairs of test examples by class, and those in the right order",
+    ("histogram",): "test examples by class and bin of score",
+}
+"""Fields of the scores of a site -> what they are."""
 
 
 def what_leaves(parts: PreparedRun) -> dict[str, Any]:
@@ -215,7 +229,8 @@ def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) ->
 
 def _sent_before(inputs: InputSpecification, options: DataOptions) -> list[LeavingValue]:
     """Return what every site sends before the first round; a simulation reads it from all data."""
-    values = [LeavingValue("num_train", "setup", "training examples", "1 number", 4, "each")]
+    counts = "training, validation and test examples"
+    values = [LeavingValue("counts", "setup", counts, "3 numbers", 12, "each")]
     for field in setup_messages(inputs, options):
         shape = shape_in_words(field.shape)
         values.append(LeavingValue(field.name, "setup", field.content, shape, None, "each"))
@@ -225,24 +240,23 @@ def _sent_before(inputs: InputSpecification, options: DataOptions) -> list[Leavi
 
 def _sent_at_evaluations(task: Task, reported: Mapping[str, str]) -> list[LeavingValue]:
     """Return scores and other statistics of the data, which training does not need."""
-    classes = task.num_classes
-    scores = [
-        ("confusion", "test examples by class and prediction", classes * classes),
-        ("bins", "test examples, right ones and confidence by bin of confidence", 3 * BINS),
-        ("loss", "sum of the cross-entropy", 1),
-        ("score_bins", "test examples by class and bin of score", 2 * classes * SCORE_BINS),
-    ]
+    no_logits = torch.zeros(0, task.num_classes)
+    no_labels = torch.zeros(0, dtype=torch.int64)
+    scores = score(no_logits, no_labels, torch.zeros(0), task.num_classes)
+
     values = []
-    for name, content, numbers in scores:
+    for names, content in _SCORES.items():
+        numbers = sum(getattr(scores, name).numel() for name in names)
+        name = f"scores: {', '.join(names)}"
         shape = shape_in_words((numbers,))
-        value = LeavingValue(f"scores: {name}", "evaluation", content, shape, 8 * numbers, "each")
-        values.append(value)
+        values.append(LeavingValue(name, "evaluation", content, shape, 8 * numbers, "each"))
 
     # What the method reports of its training and of its personal models.
     for kind, content in reported.items():
         values.append(LeavingValue(kind, "evaluation", content, "1 number each", None, "each"))
 
-    text = LeavingValue("error", "failure", "message of an error", "500 characters", 500, "each")
+    error = "message of an error, if site.share names errors"
+    text = LeavingValue("error", "failure", error, "500 characters", 500, "each")
     return [*values, text]
 
 
