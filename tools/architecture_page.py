@@ -37,7 +37,7 @@ compared."""
 
 CALL_CHAIN = """## From the command to the gradient
 
-The calls of `fedtailor run -a fedavg` with the engine `reference`. Before them, `assemble` builds
+The calls of `fedtailor run -a fedavg` with the engine `reference` (`auto` takes another one). Before them, `assemble` builds
 method, data and model."""
 
 PATH = (
@@ -85,10 +85,14 @@ CALLS = (
     ("cli.main:main", "finds the command, and turns errors into sentences and exit codes"),
     ("cli.run:run_", "reads the options"),
     ("experiment.run:run", "runs an experiment, once per seed"),
-    ("experiment.run:run_seed", "writes the run folder while the rounds go on"),
+    ("experiment.run:run_seed", "writes the run folder while the rounds run"),
     (
         "simulation.rounds:federate",
         "the round loop: draw a cohort, train, check uploads, aggregate, evaluate",
+    ),
+    (
+        "simulation.server:RunServer.begin_attempt",
+        "the server of a run: draws the cohort, and takes or refuses uploads",
     ),
     ("simulation.clients:LocalClients.train", "hands the clients' programs to the engine"),
     ("simulation.engines.reference:Reference.map", "runs a program for every client"),

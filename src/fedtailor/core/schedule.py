@@ -249,7 +249,7 @@ class Schedule:
     """How the server protects means over clients from wrong or hostile uploads."""
     robust_share: Annotated[float, Range(gt=0, lt=0.5)] = 0.25
     """Share of the clients of a round whose uploads may be wrong; ``trimmed_mean`` and ``krum``
-    leave out as many."""
+    leave out that share of the uploads."""
     server_optimizer: ServerOptimizerName = "none"
     """What the server does with the mean of the clients' models: ``none`` takes it as the next
     model; the others take a step towards it, see :mod:`fedtailor.core.server_optimizer`."""

@@ -18,6 +18,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.options import show
 from fedtailor.core.reading import read_object
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.names import counted
 from fedtailor.deployment.policy import LARGEST_SEED, SitePolicy
 
 MEMORY_FILE = "answers.json"
@@ -107,8 +108,8 @@ class SiteMemory:
             limit = self._policy.purposes
             if len(answers) >= limit + spare:
                 message = (
-                    f"this site describes its data for {limit} purpose(s), and was asked for "
-                    f"another one ({kind}). Ask it for the same as before, or ask its operator to "
+                    f"this site describes its data for {counted(limit, 'purpose')} only, and this "
+                    f"request is for another one ({kind}). Ask it for the same as before, or ask its operator to "
                     "raise 'purposes' in [policy] of its site.toml."
                 )
                 raise DataError(message, key="site.policy.purposes", allowed=limit, got="another")

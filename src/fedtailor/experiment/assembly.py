@@ -71,7 +71,7 @@ def notes_on_device(device: torch.device) -> list[str]:
     if device == HOST:
         return []
     return [
-        f"the device {device} was not tried before this version came out: compare some rounds with "
+        f"this version has not been tested on the device {device}: compare some rounds with "
         "--device cpu."
     ]
 

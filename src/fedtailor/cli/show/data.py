@@ -14,7 +14,7 @@ _MOST_PROBLEMS = 20
 """Problems of one kind that are printed."""
 
 _HEADINGS = {
-    "error": "To do first: the data cannot be used before.",
+    "error": "Fix these first: the data cannot be used until you do.",
     "warning": "May mislead: look at these before you trust results.",
     "skipped": "Left out:",
 }
@@ -149,7 +149,7 @@ def show_check(record: Mapping[str, Any]) -> None:
                 say(f"  and {more:,} more: --json lists them")
 
     if record["notes"]:
-        say("To be known:", style="bold")
+        say("Please note:", style="bold")
 
     for note in record["notes"]:
         say(f"note: {note}")
