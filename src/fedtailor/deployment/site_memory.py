@@ -109,8 +109,8 @@ class SiteMemory:
             if len(answers) >= limit + spare:
                 message = (
                     f"this site describes its data for {counted(limit, 'purpose')} only, and this "
-                    f"request is for another one ({kind}). Ask it for the same as before, or ask its operator to "
-                    "raise 'purposes' in [policy] of its site.toml."
+                    f"request is for another one ({kind}). Ask it for the same as before, or ask "
+                    "its operator to raise 'purposes' in [policy] of its site.toml."
                 )
                 raise DataError(message, key="site.policy.purposes", allowed=limit, got="another")
 
