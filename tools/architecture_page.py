@@ -37,8 +37,8 @@ compared."""
 
 CALL_CHAIN = """## From the command to the gradient
 
-The calls of `fedtailor run -a fedavg` with the engine `reference` (`auto` takes another one). Before
-them, `assemble` builds method, data and model."""
+The calls of `fedtailor run -a fedavg` with the engine `reference` (`auto` takes another).
+Before them, `assemble` builds method, data and model."""
 
 PATH = (
     ("data.dataset:Dataset", "the examples of a data set, decoded once and mapped into memory"),
