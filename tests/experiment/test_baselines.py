@@ -305,7 +305,7 @@ def test_a_site_uses_its_own_model_unless_the_personalized_one_is_better(table, 
         expected = tested[row["client"]].probabilities["random_forest"]
         rows = dataset.x[tested[row["client"]].positions]
         np.testing.assert_allclose(model.predict_proba(rows), expected, atol=1e-6)
-        with pytest.raises(ConfigError, match="uses its own random forest"):
+        with pytest.raises(ConfigError, match="uses its own model"):
             export_model(model, tmp_path / "exported", "safetensors")
 
     # Where it is clearly better, the personalized one is used.
