@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
+from sklearn.covariance import oas
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from fedtailor.statistics import gaussian
@@ -108,6 +109,23 @@ def test_shrinking_is_linear_and_keeps_the_trace():
     torch.testing.assert_close(
         gaussian.shrink(a, 1.0), a.trace() / D * torch.eye(D, dtype=torch.float64)
     )
+
+
+@pytest.mark.parametrize(("n", "scale"), [(3, 1.0), (20, 1e-3), (500, 1e3)])
+def test_oracle_approximating_shrinkage_is_that_of_scikit_learn(n, scale):
+    z = scale * labeled_features(n=n)[0].numpy()
+    covariance = torch.from_numpy(np.cov(z.T, bias=True))
+    shrunk, amount = oas(z)
+    ours = gaussian.oas_amount(covariance, torch.tensor(n))
+    np.testing.assert_allclose(ours, amount, rtol=1e-12)
+    np.testing.assert_allclose(gaussian.shrink(covariance, ours), shrunk, rtol=1e-11)
+
+
+def test_without_examples_or_variance_all_is_shrunk():
+    covariances = torch.stack([torch.zeros(D, D), torch.eye(D), class_model()[1]])
+    amounts = gaussian.oas_amount(covariances, torch.tensor([50, 50, 0]))
+    assert amounts.tolist() == [1.0, 1.0, 1.0]
+    assert gaussian.shrink(covariances, amounts).shape == covariances.shape
 
 
 def test_blend_is_exact_at_both_ends_and_between_equals():

@@ -122,13 +122,44 @@ def symmetric(covariance: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch 
 
 
 def shrink(
-    covariance: Float[Tensor, "*batch d d"], amount: float = 1e-4
+    covariance: Float[Tensor, "*batch d d"], amount: float | Float[Tensor, "*batch"] = 1e-4
 ) -> Float64[Tensor, "*batch d d"]:
-    """Pull a covariance towards a multiple of the identity of the same trace; it is linear."""
+    """Pull a covariance towards a multiple of the identity of the same trace; it is linear.
+
+    ``amount``: the share of that multiple, between 0 and 1.
+    """
     matrix = covariance.double()
     trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
     mean_variance = trace[..., None, None] / matrix.shape[-1]
-    return (1.0 - amount) * matrix + amount * mean_variance * _identity(matrix)
+    share = amount[..., None, None] if isinstance(amount, Tensor) else amount
+    return (1.0 - share) * matrix + share * mean_variance * _identity(matrix)
+
+
+def oas_amount(
+    covariance: Float[Tensor, "*batch d d"], count: Real[Tensor, "*batch"]
+) -> Float64[Tensor, "*batch"]:
+    """Return how much to shrink a covariance that was estimated from ``count`` examples.
+
+    The oracle approximating shrinkage of Gaussian data: the ``amount`` of :func:`shrink` whose
+    expected squared error is least, with the estimate in place of the true covariance. It does not
+    depend on the scale of the features. 1 without examples, or without any variance.
+
+    With the d eigenvalues l of the covariance, their mean m and mean square q, it is
+    ``min(1, (q / d + m^2) / ((count + 1) (q - m^2) / d))``.
+
+    Reference: Chen, Wiesel, Eldar, Hero 2010, "Shrinkage algorithms for MMSE covariance
+    estimation", IEEE Transactions on Signal Processing 58 (10), eq. 23, with ``count + 1`` for
+    ``count + 1 - 2 / d`` and without ``-2 / d`` in the numerator, as scikit-learn has it.
+    """
+    matrix = covariance.double()
+    d = matrix.shape[-1]
+    mean = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    mean_square = matrix.square().sum((-2, -1)) / d
+
+    distance = (count.double() + 1.0) * (mean_square - mean**2) / d
+    error = mean_square / d + mean**2
+    is_less = distance > error
+    return torch.where(is_less, error / torch.where(is_less, distance, 1.0), 1.0)
 
 
 def blend(
@@ -142,7 +173,7 @@ def lda_head(
     means: Float[Tensor, "classes d"],
     covariance: Float[Tensor, "d d"],
     prior: Float[Tensor, "classes"],
-    shrinkage: float = 0.0,
+    shrinkage: float | Float[Tensor, ""] = 0.0,
 ) -> tuple[Float64[Tensor, "classes d"], Float64[Tensor, "classes"]]:
     """Return weight and bias of the linear classifier of a Gaussian class model.
 
