@@ -23,7 +23,7 @@ __all__ = ["DataOptions", "DividedData", "build", "split_record"]
 CLEAN = "clean"
 """The condition of a client whose examples are not corrupted."""
 
-_LOCAL = ("dataset", "dir", "path", "split")
+_LOCAL = ("dataset", "dir", "path", "split", "encoder")
 """Options that differ between machines, and are not in the record of a split."""
 
 

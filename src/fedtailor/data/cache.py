@@ -23,10 +23,10 @@ import numpy as np
 from fedtailor.core.folders import whole_folder
 from fedtailor.core.reading import open_regular, read_object
 from fedtailor.data.columns import RawColumn, RawTable
-from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.dataset import Dataset, EncoderRecord, Normalization
 from fedtailor.data.files import cache_folder, matching_files
 
-CACHE_VERSION = 5
+CACHE_VERSION = 6
 """Increased when the form of an entry changes."""
 
 _ARRAYS = ("x", "y", "subclasses", "domains", "groups")
@@ -113,7 +113,10 @@ def _read(folder: Path, signature: str) -> Dataset | None:
         for name, value in meta["fields"].items():
             fields[name] = tuple(value) if isinstance(value, list) else value
 
-        fields["normalize"] = Normalization(*map(tuple, fields["normalize"]))
+        mean, std, l2 = fields["normalize"]
+        fields["normalize"] = Normalization(tuple(mean), tuple(std), l2)
+        if fields["encoder"] is not None:
+            fields["encoder"] = EncoderRecord(*fields["encoder"])
         if fields["raw"] is not None:
             columns, unused, decimals = fields["raw"]
             named = tuple(RawColumn(name, tuple(texts)) for name, texts in columns)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,25 @@ class Normalization(NamedTuple):
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    l2: bool = False
+    """Whether rows of features are divided by their Euclidean norm first."""
+
+
+AS_THEY_ARE = Normalization(mean=(0.0,), std=(1.0,))
+"""No normalization: values are used as they are stored."""
+
+
+class EncoderRecord(NamedTuple):
+    """Which frozen encoder made features, and from which inputs."""
+
+    target: str
+    """By which it is loaded: ``onnx:FILE`` or ``package.module:function``."""
+    digest: str
+    """SHA-256 of its weights, code and preprocessing."""
+    license: str
+    """What it says of its license; may be empty."""
+    inputs: Mapping[str, Any]
+    """What it takes: a record of :class:`fedtailor.data.input_specification.InputSpecification`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,6 +99,8 @@ class Dataset:
     columns: Columns | None = None
     """Tables: how their cells became the features in ``x``; None before that, and for other
     data."""
+    encoder: EncoderRecord | None = None
+    """The frozen encoder that made the features in ``x``; None for other data."""
     normalize: Normalization = Normalization()
     white: float = 255.0
     """The stored value that becomes 1 before normalization."""
@@ -174,7 +195,8 @@ class Dataset:
             raise self._refuse("labels", f"{len(self.x)}, one for each example", len(self.y))
 
         # The features of a table as read are not known yet, and it may lack cells (NaN).
-        mean, std = self.normalize
+        mean = self.normalize.mean
+        std = self.normalize.std
         most = shape[-1] if self.raw is None else len(mean)
         if self.raw is None and self.x.dtype == np.float32 and not np.isfinite(self.x).all():
             raise self._refuse("examples", "finite", "NaN or infinity")

@@ -24,6 +24,7 @@ Report = Callable[[str, int, int], None]
 """Is told what is done, how many images, bytes or files so far, and of how many (0: unknown)."""
 
 READING = "reading pictures"
+EMBEDDING = "embedding examples"
 
 
 def to_nobody(what: str, done: int, total: int) -> None:

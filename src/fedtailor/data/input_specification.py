@@ -19,7 +19,7 @@ from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.data.build import DividedData
-from fedtailor.data.dataset import InputKind, Normalization
+from fedtailor.data.dataset import EncoderRecord, InputKind, Normalization
 
 if TYPE_CHECKING:
     from fedtailor.data.cell_rules import CellRules
@@ -68,6 +68,19 @@ class InputSpecification:
     """Tables: how the cells of the columns become features; None if the data came as arrays."""
     cells: CellRules | None = None
     """Tables: how cells are read; None: in the usual way."""
+    l2: bool = False
+    """Whether rows of features are divided by their Euclidean norm first."""
+    encoder: EncoderRecord | None = None
+    """The frozen encoder that makes these inputs, which are features then."""
+
+    @property
+    def raw(self) -> InputSpecification:
+        """What an encoder takes; this object, if there is none."""
+        if self.encoder is None:
+            return self
+
+        as_they_are = {"mean": np.zeros(1), "std": np.ones(1)}
+        return specification_of(self.encoder.inputs, as_they_are)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,6 +119,10 @@ class InputSpecification:
         }
         if self.cells is not None:
             record["cells"] = self.cells.to_record()
+        if self.l2:
+            record["l2"] = True
+        if self.encoder is not None:
+            record["encoder"] = self.encoder._asdict()
 
         return record
 
@@ -128,13 +145,18 @@ def input_specification(divided: DividedData, normalize: Normalization) -> Input
         dataset=dataset.name,
         columns=dataset.columns,
         cells=_cell_rules(divided),
+        l2=normalize.l2,
+        encoder=dataset.encoder,
     )
 
 
 def _cell_rules(divided: DividedData) -> CellRules | None:
     """Return how cells are read, and what commas were at each site; None: in the usual way."""
     options = divided.division.options
+    # Features have no cells, whatever they were made from.
     raw = divided.division.dataset.raw
+    if divided.dataset.encoder is not None:
+        return None
     if raw is None or options.decimal != "auto" or not raw.decimals:
         return options.cell_rules
 
@@ -216,6 +238,8 @@ def specification_of(
         dataset=_text(record["dataset"]),
         columns=columns,
         cells=cells,
+        l2=bool(record.get("l2")),
+        encoder=_encoder_of(record.get("encoder")),
     )
 
     _check_shapes(inputs)
@@ -228,6 +252,15 @@ def specification_of(
         raise ValueError("white, or the number of class names, is impossible")
 
     return inputs
+
+
+def _encoder_of(record: Any) -> EncoderRecord | None:
+    if record is None:
+        return None
+
+    target = _text(record["target"])
+    digest = _text(record["digest"])
+    return EncoderRecord(target, digest, _text(record["license"]), dict(record["inputs"]))
 
 
 def _check_shapes(inputs: InputSpecification) -> None:

@@ -54,6 +54,16 @@ class DataOptions:
     label_column: str = ""
     """Your own tables: the column with the class; empty: the one whose name says so, such as label
     or diagnosis."""
+    encoder: Annotated[
+        str,
+        Flag(
+            "--encoder",
+            "TARGET",
+            "Frozen encoder of the examples: onnx:FILE, or package.module:function.",
+        ),
+    ] = ""
+    """A frozen encoder, whose features take the place of the examples: ``onnx:FILE``, or
+    ``package.module:function`` that returns a ``torch.nn.Module``; empty: none."""
     group: str = ""
     """Your own data: says which examples must stay together, such as those of a patient. Tables: a
     column. Folders of
@@ -136,10 +146,11 @@ class DataOptions:
     shift: str = ""
     """Corruption of some clients' images, such as cifar_s(clients=50, pairing='release'); empty:
     none."""
-    normalize: Literal["auto", "dataset", "training"] = "auto"
+    normalize: Literal["auto", "dataset", "training", "l2"] = "auto"
     """Mean and standard deviation that normalize values: those of the ``dataset``, or of all
     ``training`` examples;
-    auto: training for tables of numbers and series, dataset for images."""
+    auto: training for tables of numbers and series, dataset for images and for features of an
+    encoder, which are used as they are. l2: every row of features gets the Euclidean norm 1."""
     mean: tuple[float, ...] = ()
     """Means of pixels scaled to [0, 1] that replace those of the data set: one, or one per
     channel."""
@@ -158,10 +169,15 @@ class DataOptions:
     seed: Annotated[int | Literal["run"], Range(ge=0)] = 42
     """Seed of partition, split and corruptions; "run": the seed of the run."""
 
-    def standardizes(self, kind: InputKind) -> bool:
-        """Return whether mean and deviation of the training examples normalize values."""
+    def standardizes(self, kind: InputKind, *, is_embedded: bool = False) -> bool:
+        """Return whether mean and deviation of the training examples normalize values.
+
+        Args:
+            kind: of the values.
+            is_embedded: whether a frozen encoder made them.
+        """
         # Tables and series have units of their own; all pictures have a white.
-        by_default = self.normalize == "auto" and kind != "images"
+        by_default = self.normalize == "auto" and kind != "images" and not is_embedded
         by_training = self.normalize == "training" or by_default
         return by_training and not self.mean and not self.std
 
@@ -242,6 +258,9 @@ class DataOptions:
         reasons: dict[str, str] = {}
         if self.split:
             reasons |= dict.fromkeys(DIVIDING, "data.split is given: the file divides the data")
+        if self.encoder:
+            what = "data.encoder is given, which gets values as they are"
+            reasons |= dict.fromkeys(("mean", "std"), what)
         if self.mean:
             reasons["normalize"] = "data.mean and data.std are given"
         if self.folds:

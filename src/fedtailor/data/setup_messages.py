@@ -44,7 +44,7 @@ def setup_messages(inputs: InputSpecification, options: DataOptions) -> list[Set
         fields += _of_columns(inputs.columns, options)
 
     # Mean and deviation of all training examples are merged from those of the sites.
-    if options.standardizes(inputs.kind):
+    if options.standardizes(inputs.kind, is_embedded=inputs.encoder is not None):
         width = inputs.shape[0]
         values = "every feature" if inputs.kind == "table" else "every channel"
         content = f"how many values of {values} its training examples have"

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.federation import UNSCALED, Federation, Splits
+from fedtailor.core.options import wrong_value
 from fedtailor.core.task import Task
 from fedtailor.data.build import DividedData
-from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset, InputKind, Normalization
 
 
 def to_federation(
@@ -50,7 +51,12 @@ def normalization(divided: DividedData) -> Normalization:
     """
     dataset = divided.dataset
     not_new = divided.positions[: len(divided.positions) - divided.num_new]
-    by_training = divided.division.options.standardizes(dataset.kind)
+    options = divided.division.options
+    if options.normalize == "l2":
+        refuse_rows_without_features(dataset.kind)
+        return Normalization((0.0,), (1.0,), l2=True)
+
+    by_training = options.standardizes(dataset.kind, is_embedded=dataset.encoder is not None)
     if not by_training or not any(len(client.train) for client in not_new):
         return dataset.normalize
 
@@ -69,11 +75,44 @@ def tables(dataset: Dataset, normalize: Normalization) -> tuple[Tensor, Tensor]:
     std = torch.tensor(normalize.std)
     if dataset.kind == "images":
         scale = torch.stack([torch.full_like(mean, dataset.white), mean, std])
-        return torch.from_numpy(dataset.x).permute(0, 3, 1, 2), scale
+        return model_layout(torch.from_numpy(dataset.x)), scale
 
-    values = torch.tensor(dataset.x, dtype=torch.get_default_dtype())
+    # Features that are used as they are stay where they lie, which may be a file.
+    dtype = torch.get_default_dtype()
+    is_ready = dataset.white == 1 and normalize == AS_THEY_ARE and dtype == torch.float32
+    if is_ready and dataset.x.flags.writeable:
+        return model_layout(torch.from_numpy(dataset.x)), UNSCALED
+
+    values = torch.tensor(dataset.x, dtype=dtype)
+    if normalize.l2:
+        values = unit_rows(values)
+
     values.div_(dataset.white).sub_(mean).div_(std)
-    return channels_first(values) if dataset.kind == "series" else values, UNSCALED
+    return model_layout(values), UNSCALED
+
+
+def refuse_rows_without_features(kind: InputKind) -> None:
+    """Check that what is to get unit rows are rows of features.
+
+    Raises:
+        ConfigError: they are pictures or series.
+    """
+    if kind != "table":
+        hint = "It is for rows of features."
+        raise wrong_value("data.normalize", "another one for pictures and series", "l2", hint)
+
+
+def unit_rows(features: Tensor) -> Tensor:
+    """Return rows of features (n, d) with the Euclidean norm 1; rows of zeros stay."""
+    return torch.nn.functional.normalize(features)
+
+
+def model_layout(stored: Tensor) -> Tensor:
+    """Return stored values as models take them: channels before height and width, or times."""
+    if stored.dim() == 4:
+        return stored.permute(0, 3, 1, 2)
+
+    return channels_first(stored) if stored.dim() == 3 else stored
 
 
 def channels_first(series: Tensor) -> Tensor:

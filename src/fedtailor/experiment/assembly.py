@@ -169,6 +169,10 @@ def assemble(
     progress = progress or RunProgress()
     try:
         divided = build(config.data, run_seed=seed, dataset=dataset, report=progress.prepare)
+        if config.data.encoder:
+            from fedtailor.data.embedding import embed
+
+            divided = embed(divided, progress.prepare)
     except BaseException:
         progress.end()
         raise

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtailor.core.engine import one_thread
 from fedtailor.data.input_specification import InputSpecification
-from fedtailor.data.tensors import channels_first
+from fedtailor.data.tensors import model_layout
 from fedtailor.serving.inputs import to_stored
 
 _CHUNK_NUMBERS = 2_000_000
@@ -231,9 +231,4 @@ def batches(stored: np.ndarray) -> Iterator[Tensor]:
     size = max(50, min(1000, _CHUNK_NUMBERS // max(stored[:1].size, 1)))
     for start in range(0, max(len(stored), 1), size):
         part = torch.from_numpy(np.array(stored[start : start + size]))
-        if part.dim() == 4:
-            yield part.permute(0, 3, 1, 2)
-        elif part.dim() == 3:
-            yield channels_first(part)
-        else:
-            yield part
+        yield model_layout(part)

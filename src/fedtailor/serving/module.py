@@ -12,6 +12,7 @@ from fedtailor.core import tree
 from fedtailor.core.algorithm import Algorithm, AnyAlgorithm
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.tensors import unit_rows
 
 
 class PersonalModule(nn.Module):
@@ -62,6 +63,7 @@ class PersonalModule(nn.Module):
             numbers = torch.tensor(values.tolist(), dtype=dtype).view(-1, *axes)
             self.register_buffer(name, numbers, persistent=False)
 
+        self.l2 = inputs.l2
         self.register_buffer("white", torch.tensor(inputs.white, dtype=dtype), persistent=False)
         self.eval()
 
@@ -76,7 +78,11 @@ class PersonalModule(nn.Module):
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return the inputs of the model for stored values: the same bits as in training."""
-        return (x.to(self.mean.dtype) / self.white - self.mean) / self.std
+        values = x.to(self.mean.dtype)
+        if self.l2:
+            values = unit_rows(values)
+
+        return (values / self.white - self.mean) / self.std
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits or log-probabilities (n, classes) of stored values."""

@@ -208,7 +208,7 @@ def federation_of_one(
         population: number of sites that can take part in training; a site with a number from here
             on is new.
     """
-    normalize = Normalization(tuple(inputs.mean.tolist()), tuple(inputs.std.tolist()))
+    normalize = Normalization(tuple(inputs.mean.tolist()), tuple(inputs.std.tolist()), inputs.l2)
     dataset = Dataset(
         name=site.name,
         x=site.x,

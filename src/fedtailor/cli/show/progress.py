@@ -77,8 +77,14 @@ class CountLine:
             say(text)
 
     def describe(self, what: str, done: int, total: int) -> str:
-        """Return the line."""
-        return f"{what}: {done:,} of {total:,}"
+        """Return the line, with the speed and the time left where that is known."""
+        line = f"{what}: {done:,} of {total:,}"
+        seconds = time.monotonic() - self._started
+        if seconds < _SHORT or not 0 < done < total:
+            return line
+
+        left = duration(seconds * (total - done) / done)
+        return f"{line}, {done / seconds:,.0f} a second, {left} left"
 
     def close(self) -> None:
         """Remove the line that changes."""

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset, Normalization
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import ArrayKind, DataOptions
-from fedtailor.data.own.examples import AS_THEY_ARE, Examples, one_source
+from fedtailor.data.own.examples import Examples, one_source
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
     Finding,

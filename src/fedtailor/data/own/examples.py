@@ -22,10 +22,6 @@ from fedtailor.data.own.duplicates import (
 from fedtailor.data.own.findings import Findings, Site
 from fedtailor.data.own.names import counted, safe_name, show
 
-AS_THEY_ARE = Normalization(mean=(0.0,), std=(1.0,))
-"""No normalization: values are used as they are stored."""
-
-
 MAX_ROWS = 2_000_000
 """Most rows of arrays and tables among which duplicates are searched for."""
 

@@ -14,12 +14,12 @@ import numpy as np
 from fedtailor.core.errors import DataError, did_you_mean, unknown_name
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, RawTable
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.cells import Table
 from fedtailor.data.own.duplicates import Occurrence
-from fedtailor.data.own.examples import AS_THEY_ARE, Examples, note_groups, one_source
+from fedtailor.data.own.examples import Examples, note_groups, one_source
 from fedtailor.data.own.features import check_features, collect_features, join_features
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Finding, FindingPlace, Findings, Site
 from fedtailor.data.own.labels import guess_label, name_classes

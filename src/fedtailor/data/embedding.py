@@ -1,0 +1,168 @@
+"""Features in place of raw inputs: a frozen encoder maps every example once, and they are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core.engine import one_thread, physical_cores
+from fedtailor.core.errors import ConfigError
+from fedtailor.data.build import DividedData
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord
+from fedtailor.data.feature_cache import FeatureCache, folder_of, key_of
+from fedtailor.data.files import EMBEDDING, Report, to_nobody
+from fedtailor.data.input_specification import input_specification
+from fedtailor.data.tensors import model_layout
+from fedtailor.encoders.encoder import KEY, Encoder, check_encoder, run_batch
+from fedtailor.encoders.load import load_encoder
+
+_AHEAD = 2
+"""Batches a worker that may wait for the disk."""
+
+
+def embed(divided: DividedData, report: Report = to_nobody) -> DividedData:
+    """Return the data of a run with the features of ``data.encoder`` in place of the inputs.
+
+    Only examples that some client has are embedded, and only those that the cache lacks.
+
+    Args:
+        divided: the data of a run, corrupted already where they are.
+        report: is told how many examples have been embedded.
+
+    Raises:
+        ConfigError: the encoder cannot be loaded or used.
+        RunError: the cache cannot be written to its end.
+    """
+    inputs = input_specification(divided, AS_THEY_ARE)
+    rows = [np.concatenate(client) for client in divided.positions]
+    if divided.division.shared_test:
+        published = divided.division.dataset
+        rows.append(np.arange(published.num_official_train, len(published.y)))
+
+    encoder = load_encoder(divided.division.options.encoder)
+    dataset = divided.dataset
+    features, notes = embed_rows(encoder, dataset, np.unique(np.concatenate(rows)), report)
+    record = EncoderRecord(encoder.target, encoder.digest, encoder.license, inputs.to_record())
+    embedded = with_features(dataset, features, record)
+    return divided._replace(dataset=embedded, notes=[*divided.notes, *notes])
+
+
+def with_features(dataset: Dataset, features: np.ndarray, record: EncoderRecord) -> Dataset:
+    """Return a data set with features (rows, d) in place of its inputs."""
+    return dataclasses.replace(
+        dataset,
+        x=features,
+        raw=None,
+        columns=None,
+        encoder=record,
+        white=1.0,
+        normalize=AS_THEY_ARE,
+    )
+
+
+def embed_rows(
+    encoder: Encoder, dataset: Dataset, rows: np.ndarray, report: Report = to_nobody
+) -> tuple[np.ndarray, list[str]]:
+    """Return features (all rows, d), float32, of which some rows are filled, and notes.
+
+    They lie in the cache, by the digests of the encoder and of the data set, and are mapped into
+    memory.
+
+    Args:
+        encoder: the encoder.
+        dataset: whose examples are embedded.
+        rows: numbers of the examples that are needed.
+        report: is told how many examples have been embedded.
+
+    Raises:
+        ConfigError: the encoder cannot be used.
+        RunError: the cache cannot be written to its end; what was written is not lost.
+    """
+    notes = []
+    key = key_of(encoder.digest, dataset.digest, dataset.white)
+    folder = folder_of(dataset.name, key)
+    cache = FeatureCache.open(folder, key, len(dataset.y))
+    with one_thread():
+        if cache is None:
+            if folder.exists():
+                notes.append(f"the embedded features in '{folder}' are damaged, and made again.")
+
+            # The features have a number that only the encoder knows.
+            trial = _stored(dataset, rows[: encoder.batch])
+            dimension = check_encoder(encoder, trial, dataset.white)
+            cache = _new_cache(folder, key, len(dataset.y), dimension, notes)
+
+        missing, damaged = cache.missing(rows)
+        if damaged:
+            which = f"{damaged} of {len(rows)} examples"
+            notes.append(f"the embedded features of {which} are damaged, and made again.")
+
+        done = 0
+        for part, features in _encoded(encoder, dataset, missing):
+            if features.shape[1] != cache.dimension:
+                raise _other_dimension(encoder, cache.dimension, features.shape[1])
+
+            cache.write(part, features.numpy())
+            done += len(part)
+            report(EMBEDDING, done, len(missing))
+
+    return cache.features(), notes
+
+
+def _new_cache(folder: Path, key: str, rows: int, dimension: int, notes: list[str]) -> FeatureCache:
+    """Return a place for features; if it cannot be in the cache, in memory, and add a note."""
+    try:
+        return FeatureCache.create(folder, key, rows, dimension)
+    except OSError as reason:
+        why = f"they cannot be kept in '{folder.parent}' ({reason.strerror or reason})"
+        notes.append(f"every run embeds the examples again: {why}.")
+        return FeatureCache(None, rows, dimension)
+
+
+def _other_dimension(encoder: Encoder, expected: int, got: int) -> ConfigError:
+    message = f"encoder '{encoder.target}' gave {expected} features before, and {got} now."
+    return ConfigError(message, key=KEY, allowed=expected, got=got)
+
+
+def _stored(dataset: Dataset, rows: np.ndarray) -> Tensor:
+    """Return some examples as stored, in the layout of models."""
+    return model_layout(torch.from_numpy(dataset.x[rows]))
+
+
+def _encoded(
+    encoder: Encoder, dataset: Dataset, rows: np.ndarray
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield rows in batches, in order, with their features; several batches run at once.
+
+    Each has one thread, so that no result depends on the number of cores.
+    """
+    workers: SimpleQueue[Encoder] = SimpleQueue()
+    count = physical_cores()
+    waiting: deque[Future[tuple[np.ndarray, Tensor]]] = deque()
+
+    def run(part: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        worker = workers.get()
+        try:
+            return part, run_batch(worker, _stored(dataset, part), dataset.white)
+        finally:
+            workers.put(worker)
+
+    with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for _ in range(count):
+            workers.put(encoder.worker())
+
+        for start in range(0, len(rows), encoder.batch):
+            waiting.append(pool.submit(run, rows[start : start + encoder.batch]))
+            if len(waiting) > _AHEAD * count:
+                yield waiting.popleft().result()
+
+        while waiting:
+            yield waiting.popleft().result()

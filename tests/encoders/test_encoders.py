@@ -1,0 +1,156 @@
+"""Encoders: what they compute, what is refused, and what their digests cover."""
+
+import hashlib
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny_encoders
+from fedtailor.core.errors import ConfigError
+from fedtailor.encoders.encoder import check_encoder, encode
+from fedtailor.encoders.load import load_encoder
+
+PICTURES = torch.randint(0, 256, (70, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator())
+
+
+@pytest.fixture(scope="module")
+def onnx_target(tmp_path_factory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tiny_encoders.write_onnx(tmp_path_factory.mktemp("onnx") / "tiny.onnx")
+
+
+def test_a_module_gets_values_from_0_to_1():
+    encoder = load_encoder("tiny_encoders:tiny")
+    expected = tiny_encoders.Tiny()(PICTURES / 255).detach()
+    torch.testing.assert_close(encode(encoder, PICTURES, 255.0), expected)
+    assert encoder.license == "CC0-1.0"
+
+
+def test_an_onnx_file_computes_the_same(onnx_target):
+    encoder = load_encoder(onnx_target)
+    assert check_encoder(encoder, PICTURES, 255.0) == tiny_encoders.FEATURES
+    expected = tiny_encoders.Tiny()(PICTURES / 255).detach()
+    torch.testing.assert_close(encode(encoder, PICTURES, 255.0), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_onnx_file_may_have_a_batch_size_of_its_own(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        encoder = load_encoder(tiny_encoders.write_onnx(tmp_path / "four.onnx", batch=4))
+
+    assert encoder.batch == 4
+    assert encode(encoder, PICTURES[:6], 255.0).shape == (6, tiny_encoders.FEATURES)
+
+
+@pytest.mark.parametrize("kind", ["module", "onnx"])
+def test_the_features_of_an_input_have_the_same_bits_beside_any_others(kind, onnx_target):
+    encoder = load_encoder("tiny_encoders:tiny" if kind == "module" else onnx_target)
+    features = encode(encoder, PICTURES, 255.0)
+    order = torch.randperm(len(PICTURES), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(encode(encoder, PICTURES[order], 255.0), features[order])
+    assert torch.equal(encode(encoder, PICTURES[41:42], 255.0), features[41:42])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("noisy", "is random: the same inputs give other features"),
+        ("mixing", "mixes inputs: a feature of one alone differs"),
+        ("undefined", "gives NaN or infinity"),
+        ("flat", r"must return \(32, d\) for 32 inputs, and returns \(32,\)"),
+        ("failing", r"failed on 32 inputs of shape \(1, 8, 8\): RuntimeError: you tried"),
+        ("colors", "failed on 32 inputs"),
+    ],
+)
+def test_what_no_encoder_may_do(name, words):
+    encoder = load_encoder(f"tiny_encoders:{name}")
+    with pytest.raises(ConfigError, match=f"encoder 'tiny_encoders:{name}' {words}"):
+        check_encoder(encoder, PICTURES, 255.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("tiny_encoders:nothing", "data.encoder must be a torch.nn.Module"),
+        ("tiny_encoders:raising", "raised OSError: the weights are not there"),
+        ("tiny_encoders:tinyy", "has no function 'tinyy'; did you mean 'tiny'"),
+        ("no_such_module:tiny", "cannot be imported"),
+        ("tiny_encoders", "data.encoder must be package.module:function"),
+        ("onnx:missing.onnx", "there is no file 'missing.onnx'"),
+    ],
+)
+def test_targets_that_name_no_encoder(target, words):
+    with pytest.raises(ConfigError, match=words):
+        load_encoder(target)
+
+
+def test_an_onnx_file_that_is_damaged_is_refused(tmp_path):
+    (tmp_path / "damaged.onnx").write_bytes(b"\x00" * 100)
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        load_encoder(f"onnx:{tmp_path / 'damaged.onnx'}")
+
+
+def test_a_worker_shares_the_weights_and_nothing_else():
+    encoder = load_encoder("tiny_encoders:of_attributes")
+    worker = encoder.worker()
+    assert worker.module is not encoder.module
+    assert worker.module.first.weight.data_ptr() == encoder.module.first.weight.data_ptr()
+    worker.run(PICTURES[:32], 255.0)
+    assert not hasattr(encoder.module, "kept")
+
+
+SOURCE = """
+from torch import nn
+SIZE = 4
+def resize(x):
+    return nn.functional.interpolate(x, size=(SIZE, SIZE))
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(16, 3)
+        self.scale = 2.0
+        nn.init.ones_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+    def forward(self, x):
+        return self.head(resize(x).flatten(1)) * self.scale
+def encoder():
+    return Encoder()
+def unused():
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "differs"),
+    [
+        ("SIZE = 4", "SIZE = (4)", False),
+        ("SIZE = 4", "SIZE = 5", True),
+        ("self.scale = 2.0", "self.scale = float(3)", True),
+        ("nn.init.zeros_", "nn.init.ones_", True),
+        ("interpolate(x, size", "interpolate(x, mode='bicubic', size", True),
+        ("return 1", "return 2", False),
+    ],
+)
+def test_the_digest_covers_weights_code_and_constants(
+    tmp_path, monkeypatch, before, after, differs
+):
+    digests = []
+    for number, source in enumerate([SOURCE, SOURCE.replace(before, after)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "of_a_user.py").write_text(source)
+        with monkeypatch.context() as context:
+            context.syspath_prepend(folder)
+            sys.modules.pop("of_a_user", None)
+            digests.append(load_encoder("of_a_user:encoder").digest)
+
+    assert (digests[0] != digests[1]) == differs
+
+
+def test_the_digest_of_a_file_is_that_of_its_bytes(onnx_target, tmp_path):
+    raw = Path(onnx_target.removeprefix("onnx:")).read_bytes()
+    assert load_encoder(onnx_target).digest == hashlib.sha256(raw).hexdigest()
