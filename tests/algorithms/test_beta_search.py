@@ -11,7 +11,8 @@ from fedtailor.statistics import gaussian
 
 CLASSES, D = 4, 6
 MODES = ("single", "multi")
-REFERENCE = {"ridge": 1.0, "offset": 1e-4, "shrinkage": 1e-4, "project": False}
+REFERENCE = {"ridge": 1.0, "offset": 1e-4}
+ONCE = torch.ones((), dtype=torch.float64)
 HALF = torch.tensor([0.5, 0.5], dtype=torch.float64)
 
 
@@ -50,9 +51,8 @@ def find(one, mode="single", **changes):
     examples = _beta_search.FoldedExamples(one.z, one.labels, one.weight, one.words)
     shared = _beta_search.GlobalGaussian(one.global_means, one.global_covariance)
     estimate = _beta_search.CovarianceEstimate(**{**REFERENCE, **changes})
-    return _beta_search.find_beta(
-        examples, shared, one.prior, one.previous, mode=mode, estimate=estimate
-    )
+    folds = _beta_search.make_folds(examples, shared, estimate, repeats=ONCE, solver_shrinkage=1e-4)
+    return _beta_search.find_beta(folds, one.prior, one.previous, mode=mode)
 
 
 def judged(one, **changes):
@@ -124,9 +124,10 @@ def _first(one, n, label=None):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", list(degenerate_clients()))
-@pytest.mark.parametrize("paper", [False, True])
-def test_degenerate_clients_get_a_beta_in_range(name, mode, paper):
-    changes = {"ridge": 1e-4, "offset": 0.0, "project": True} if paper else {}
+@pytest.mark.parametrize(
+    "changes", [{}, {"ridge": 1e-4, "offset": 0.0}, {"ridge": 0.0}, {"shrinkage": "oas"}]
+)
+def test_degenerate_clients_get_a_beta_in_range(name, mode, changes):
     beta = find(degenerate_clients()[name], mode, **changes)
     assert torch.isfinite(beta).all() and (beta >= 0).all() and (beta <= 1).all()
 
@@ -157,14 +158,14 @@ def stacked_clients():
 @pytest.mark.parametrize("mode", MODES)
 def test_vmap_with_padding_equals_a_loop_without(mode):
     together, sizes = stacked_clients()
-    searched = torch.func.vmap(lambda *one: find(Client(*one), mode, ridge=0.1, project=True))
+    searched = torch.func.vmap(lambda *one: find(Client(*one), mode, ridge=0.0))
     betas = searched(*together)
     points = torch.rand(7, 2, dtype=torch.float64)
     values = torch.func.vmap(lambda *one: judged(Client(*one))(points))(*together)
     for row, size in enumerate(sizes):
         one = Client(*(column[row] for column in together))
         alone = one._replace(**_first(one, size))
-        assert torch.equal(betas[row], find(alone, mode, ridge=0.1, project=True))
+        assert torch.equal(betas[row], find(alone, mode, ridge=0.0))
         torch.testing.assert_close(
             values[row], judged(alone)(points), rtol=0, atol=1e-12, equal_nan=True
         )

@@ -43,6 +43,7 @@ VARIANTS = {
         {"penalty_centering": "batch"},
         {"evaluated_body": "local", "penalty": 0.0},
         {"momentum": 0.0, "cov_ridge": 0.1},
+        {"temperature": "cross_validated", "shrinkage": "oas"},
     ],
     "fedpac": [{"combine_heads": False}, {"penalty": 5.0, "head_epochs": 2}],
     "fedper": [{"finetune_epochs": 2}],
@@ -60,6 +61,7 @@ VARIANTS = {
         {"beta": "none"},
         {"evaluate_drop_last": True},
         {"prior": "blend"},
+        {"temperature": "cross_validated", "shrinkage": "oas"},
     ],
     "pfedvem": [
         {"confidence": "uncertainty"},

@@ -23,6 +23,10 @@ class Constants(NamedTuple):
     offset: float = 1e-4
     shrinkage: float = 1e-4
     smoothing: float = 1e-4
+    share: float | str = 0.0
+    """Of the mean variance, in place of ridge and offset; oas: see :func:`oas`."""
+    repeats: float = 1.0
+    """How often an example is among the rows."""
 
 
 RELEASED = Constants()
@@ -69,6 +73,21 @@ def nearest_pd(covariance, threshold=1e-15):
     return scale * clipped / np.outer(unit, unit)
 
 
+def oas(covariance, n):
+    """Chen et al. 2010, as scikit-learn has it: of n examples."""
+    d = len(covariance)
+    mean_variance = np.trace(covariance) / d
+    mean_square = (covariance**2).mean()
+    divisor = (n + 1) * (mean_square - mean_variance**2 / d)
+    return 1.0 if divisor <= 0 else min(1.0, (mean_square + mean_variance**2) / divisor)
+
+
+def scale_free(scatter, rows, share, examples):
+    """(1 - s) S + s trace(S) / d I."""
+    covariance = scatter / max(rows - 1, 1)
+    return shrink(covariance, oas(covariance, examples) if share == "oas" else share)
+
+
 def estimate(z, y, global_means, constants, min_count=1):
     """Local means (global for a class with fewer than ``min_count`` rows) and covariance.
 
@@ -82,6 +101,9 @@ def estimate(z, y, global_means, constants, min_count=1):
             own = rows.mean(0)
             scatter += (rows - own).T @ (rows - own)
             means[label] = own if len(rows) >= min_count else means[label]
+    if constants.share != 0:
+        examples = len(z) / constants.repeats
+        return Gaussian(means, scale_free(scatter, len(z), constants.share, examples))
     covariance = (
         scatter / max(len(z) - 1, 1)
         + constants.offset * np.ones((d, d))
@@ -157,6 +179,7 @@ def local_round(body, shared, x, y, batches, halves, training, constants, search
     pi = prior(y, len(shared.means), constants.smoothing)
     head = dict(zip(HEAD, discriminant(*shared, pi, constants.shrinkage)))
     trained, z, labels = sgd({**body, **head}, x, y, batches, training, BODY)
+    constants = constants._replace(repeats=max(1.0, len(z) / len(x)))
     beta = search(z, labels, halves, shared, pi, constants)
     local = estimate(z, labels, shared.means, constants)
     return {name: trained[name] for name in BODY}, blend(local, shared, beta), beta

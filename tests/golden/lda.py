@@ -10,7 +10,12 @@ from golden.network import BODY, average, features, log_softmax
 def head(shared, y, algorithm):
     """W and b of the server's Gaussian with the client's own frequencies."""
     pi = fda.prior(y, len(shared.means), algorithm.prior_smoothing)
-    return fda.discriminant(*shared, pi, algorithm.shrinkage)
+    return fda.discriminant(*shared, pi, solver_shrinkage(algorithm))
+
+
+def solver_shrinkage(algorithm):
+    """The share of the mean variance in a covariance that is inverted."""
+    return 1e-4 if algorithm.shrinkage == "oas" else algorithm.shrinkage
 
 
 def centered(z, groups):
@@ -49,7 +54,7 @@ def train(body, classifier, x, y, batches, training, penalty, centering):
     return w
 
 
-def refresh(z, y, shared, momentum, ridge):
+def refresh(z, y, shared, momentum, ridge, shrinkage):
     """Blended means, then the covariance about these blended means, blended in turn."""
     means = shared.means.copy()
     for label in set(y):
@@ -58,6 +63,8 @@ def refresh(z, y, shared, momentum, ridge):
     for row, label in zip(z, y):
         scatter += np.outer(row - means[label], row - means[label])
     local = scatter / max(len(y) - 1, 1) + ridge * np.eye(z.shape[1])
+    if shrinkage == "oas":
+        local = fda.scale_free(scatter, len(y), "oas", len(y))
     return fda.Gaussian(means, momentum * shared.covariance + (1 - momentum) * local)
 
 
@@ -65,7 +72,8 @@ def local_round(body, shared, x, y, batches, algorithm):
     """A client's round: returns its body and its Gaussian."""
     settings = algorithm.training, algorithm.penalty, algorithm.penalty_centering
     tuned = train(body, head(shared, y, algorithm), x, y, batches, *settings)
-    return tuned, refresh(features(tuned, x), y, shared, algorithm.momentum, algorithm.cov_ridge)
+    options = algorithm.momentum, algorithm.cov_ridge, algorithm.shrinkage
+    return tuned, refresh(features(tuned, x), y, shared, *options)
 
 
 def server_average(updates, sizes):

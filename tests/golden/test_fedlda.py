@@ -70,7 +70,7 @@ def assert_update(visit, federation, client, body, gaussian, shared, algorithm):
     harness.assert_close(upload["means"].value, gaussian.means, TOLERANCE)
     harness.assert_close(upload["covariance"].value, gaussian.covariance, TOLERANCE)
     weight, _ = lda.head(shared, harness.examples(federation, client)[1], algorithm)
-    condition = np.linalg.cond(fda.shrink(shared.covariance, algorithm.shrinkage))
+    condition = np.linalg.cond(fda.shrink(shared.covariance, lda.solver_shrinkage(algorithm)))
     harness.assert_close(metrics["max_head_weight"], np.abs(weight).max(), TOLERANCE)
     harness.assert_close(metrics["covariance_condition"], condition, 1e-9)
     harness.assert_close(
@@ -102,6 +102,7 @@ OPTIONS = [
     {"penalty": 0.0},
     {"cov_ridge": 0.1},
     {"shrinkage": 0.3},
+    {"shrinkage": "oas"},
     {"prior_smoothing": 0.1},
     {"momentum": 0.0},
     {"momentum": 1.0},

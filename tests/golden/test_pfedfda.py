@@ -76,11 +76,20 @@ def test_the_paper_taken_literally(recorder, training, mode):
 
 
 @pytest.mark.parametrize(
-    "options", [{"cov_ridge": 0.1}, {"cov_offset": 0.01}, {"cov_ridge": 0.01, "cov_offset": 0.0}]
+    "options",
+    [
+        {"cov_ridge": 0.1},
+        {"cov_offset": 0.01},
+        {"cov_ridge": 0.01, "cov_offset": 0.0},
+        {"shrinkage": 0.3},
+        {"shrinkage": "oas"},
+    ],
 )
-def test_ridge_and_offset(recorder, options):
+def test_covariances(recorder, options):
     federation = harness.make_federation()
     algorithm = PFedFDA(training=TRAINING, **options)
     recorder.run(algorithm, federation)
-    constants = fda.Constants(ridge=algorithm.cov_ridge, offset=algorithm.cov_offset)
+    constants = fda.Constants(
+        ridge=algorithm.cov_ridge, offset=algorithm.cov_offset, share=algorithm.shrinkage
+    )
     compare.assert_run(recorder, federation, algorithm, constants, tolerance=1e-10)

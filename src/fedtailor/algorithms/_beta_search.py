@@ -18,6 +18,7 @@ from jaxtyping import Float, Float64, Int, Int64, Real
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
+from fedtailor.algorithms._gaussian_classifier import losses_of_temperatures, scale_free_covariance
 from fedtailor.toolkit import gaussian
 
 Mode = Literal["single", "multi"]
@@ -66,18 +67,22 @@ class CovarianceEstimate:
     """Added to the diagonal of the local covariance."""
     offset: float
     """Added to every entry of the local covariance."""
-    shrinkage: float
-    """Amount by which local and global covariance are shrunk before they are blended."""
-    project: bool
-    """Make the local covariance positive definite by :func:`gaussian.nearest_pd`."""
+    shrinkage: float | Literal["oas"] = 0.0
+    """Share of the mean variance in the local covariance, in place of ridge and offset; 0: they
+    count."""
 
-    def local(self, moments: gaussian.ClassMoments) -> Float64[Tensor, "d d"]:
-        """Return the local covariance, shrunk."""
+    def local(
+        self, moments: gaussian.ClassMoments, repeats: Float64[Tensor, ""]
+    ) -> Float64[Tensor, "d d"]:
+        """Return the local covariance of examples that were seen ``repeats`` times."""
         count = moments.counts.sum()
+        if self.shrinkage != 0:
+            examples = count / repeats
+            return scale_free_covariance(moments.scatter, count, self.shrinkage, examples)
+
+        # a scatter plus any ridge is positive definite
         covariance = gaussian.covariance(moments.scatter, count, self.ridge, self.offset)
-        if self.project:
-            covariance = gaussian.nearest_pd(covariance)
-        return gaussian.shrink(covariance, self.shrinkage)
+        return covariance if self.ridge else gaussian.nearest_pd(covariance)
 
 
 class Folds(NamedTuple):
@@ -142,29 +147,24 @@ class Fold(NamedTuple):
         return sums / torch.where(total > 0, total, 1.0)
 
 
-def find_beta(
+def make_folds(
     examples: FoldedExamples,
     shared: GlobalGaussian,
-    prior: Float[Tensor, "classes"],
-    previous: Float[Tensor, "2"],
-    *,
-    mode: Mode,
     estimate: CovarianceEstimate,
-) -> Float64[Tensor, "2"]:
-    """Find beta for means and covariance by 2-fold cross-validation, as multiples of 2^-12.
+    *,
+    repeats: Float64[Tensor, ""],
+    solver_shrinkage: float,
+) -> list[Fold]:
+    """Divide examples into two halves; each gives blends, which the other judges.
 
     Args:
-        prior: class probabilities of the classifier.
-        previous: returned if the objective is nowhere finite.
-        mode: ``single`` gives two equal betas.
-
-    Returns:
-        Beta of means and covariance. 0, the global model, if no class has two examples.
+        repeats: how often each example is among them.
+        solver_shrinkage: by which local and global covariance are shrunk before they are blended.
     """
     z, labels, weight, words = examples
     num_classes = shared.means.shape[0]
     folds = stratified_folds(labels, weight, words, num_classes)
-    shrunk = GlobalGaussian(shared.means, gaussian.shrink(shared.covariance, estimate.shrinkage))
+    global_covariance = gaussian.shrink(shared.covariance, solver_shrinkage)
 
     # padding may have any number as its label
     features = [z[rows].double() for rows in folds.rows]
@@ -176,23 +176,62 @@ def find_beta(
         moments = gaussian.class_moments(
             features[half], fold_labels[half], folds.weight[half], num_classes
         )
-        local_means = gaussian.fill_missing_means(moments, shrunk.means)
-        blends = path(local_means, shrunk.means, estimate.local(moments), shrunk.covariance)
+        local_means = gaussian.fill_missing_means(moments, shared.means)
+        local_covariance = gaussian.shrink(estimate.local(moments, repeats), solver_shrinkage)
+        blends = path(local_means, shared.means, local_covariance, global_covariance)
 
         row_weight = folds.weight[other].double()
         judged.append(Fold(blends, features[other], fold_labels[other], row_weight))
 
+    return judged
+
+
+def find_beta(
+    folds: list[Fold],
+    prior: Float[Tensor, "classes"],
+    previous: Float[Tensor, "2"],
+    *,
+    mode: Mode,
+) -> Float64[Tensor, "2"]:
+    """Find beta for means and covariance by cross-validation, as multiples of 2^-12.
+
+    Args:
+        folds: two halves, each with the blends of the other.
+        prior: class probabilities of the classifier.
+        previous: returned if the objective is nowhere finite.
+        mode: ``single`` gives two equal betas.
+
+    Returns:
+        Beta of means and covariance. 0, the global model, if no class has two examples.
+    """
     log_prior = prior.double().log()
 
     def evaluate(betas: Tensor) -> Tensor:
-        return objective(judged, log_prior, betas)
+        return objective(folds, log_prior, betas)
 
-    beta, value = search_beta(evaluate, mode, like=shrunk.covariance)
+    beta, value = search_beta(evaluate, mode, like=log_prior)
 
     # no finite objective: the beta from before; no class with two examples: the global model
     beta = torch.where(torch.isfinite(value), beta, previous.double())
-    has_examples = (folds.weight > 0).any()
+    has_examples = torch.stack([fold.weight for fold in folds]).any()
     return torch.where(has_examples, beta, 0.0)
+
+
+def held_out_losses(
+    folds: list[Fold], prior: Float[Tensor, "classes"], beta: Float64[Tensor, "2"]
+) -> Float64[Tensor, "temperatures"]:
+    """Return the mean cross-entropy of all held-out examples for each temperature, at one beta."""
+    log_likelihoods = []
+    for fold in folds:
+        weight, bias = fold.path.classifiers(beta[None])
+        log_likelihoods.append(fold.features @ weight[0].mT + bias[0])
+
+    return losses_of_temperatures(
+        torch.cat(log_likelihoods),
+        torch.cat([fold.labels for fold in folds]),
+        torch.cat([fold.weight for fold in folds]),
+        prior,
+    )
 
 
 def stratified_folds(

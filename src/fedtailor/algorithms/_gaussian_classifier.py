@@ -3,21 +3,35 @@
 The features of a class have a mean mu and all classes one covariance Sigma. With a class prior pi
 the classifier of this model is linear (linear discriminant analysis), so that the body can be
 trained under it. The server averages body, means and covariance.
+
+A temperature t stands between the likelihood of the features and the prior. The logits of a class
+are ``t log N(z; mu_c, Sigma) + log pi_c``: with many features the likelihood is far too sure, and
+with a ridge that is large beside the variance of the features not sure enough. One t for all
+clients minimizes their losses: clients send them for every t of a grid, and the server averages
+them. Scaling the logits of a classifier by one number: Guo et al. 2017, "On calibration of modern
+neural networks", ICML.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedtailor import toolkit as ft
 from fedtailor.toolkit import gaussian
 
 C = TypeVar("C")
 P = TypeVar("P")
+
+TEMPERATURES = (1.0, 0.7, 1.5, 0.5, 2.0, 3.0, 0.3, 0.2, 5.0, 0.1, 10.0, 0.05, 20.0)
+"""Those from which one is chosen, the nearest to 1 first."""
+_TIE = 0.01
+"""Losses this close to the least one, in nats, count as equal: the nearest to 1 is chosen then. If
+a body knows its training examples by heart, a larger temperature hardly changes their losses."""
 
 
 class ServerState(NamedTuple):
@@ -26,10 +40,20 @@ class ServerState(NamedTuple):
     body: ft.Params
     means: Tensor
     covariance: Tensor
+    temperature_losses: Tensor | tuple[()] = ()
+    """Mean losses of clients for each of ``TEMPERATURES``; () if none is chosen."""
 
     def upload(self, weight: Tensor) -> dict[str, ft.Mean]:
         """Return the upload of a client whose body and Gaussian these are."""
-        return {name: ft.Mean(value, weight) for name, value in self._asdict().items()}
+        values = self._asdict()
+        if isinstance(self.temperature_losses, tuple):
+            del values["temperature_losses"]
+        return {name: ft.Mean(value, weight) for name, value in values.items()}
+
+    @property
+    def is_estimated(self) -> Tensor:
+        """Whether the Gaussian comes from features, (): before that, all means may be 0."""
+        return (self.means != 0).any()
 
 
 class Head(NamedTuple):
@@ -43,10 +67,64 @@ class Head(NamedTuple):
         return z @ self.weight.T + self.bias
 
 
-def classifier(means: Tensor, covariance: Tensor, prior: Tensor, shrinkage: float) -> Head:
-    """Return the linear classifier of a Gaussian model and a class prior (classes,)."""
+def classifier(
+    means: Tensor,
+    covariance: Tensor,
+    prior: Tensor,
+    shrinkage: float,
+    temperature: Tensor | float = 1.0,
+) -> Head:
+    """Return the linear classifier of a Gaussian model, a class prior (classes,), and t, ()."""
     weight, bias = gaussian.lda_head(means, covariance, prior, shrinkage)
+
+    # t log N + log pi, where the bias already holds one log pi
+    bias = temperature * bias + (1.0 - temperature) * prior.double().log()
+    weight = temperature * weight
     return Head(weight.to(means.dtype), bias.to(means.dtype))
+
+
+def losses_of_temperatures(
+    log_likelihood: Tensor, labels: Tensor, weight: Tensor, prior: Tensor
+) -> Tensor:
+    """Return the mean cross-entropy of examples (n,) for each of ``TEMPERATURES``.
+
+    Args:
+        log_likelihood: of every class (n, classes), up to a term that all classes share.
+        labels: (n,); those of rows of weight 0 are not looked at.
+        weight: (n,).
+        prior: of the classes (classes,).
+
+    Returns:
+        Losses in float64. All are 0, so that they speak for no temperature, without examples, or
+        where one is not finite.
+    """
+    temperatures = torch.tensor(TEMPERATURES, dtype=torch.float64, device=weight.device)
+    row_weight = weight.double()
+    is_there = row_weight > 0
+    present = torch.where(is_there, labels, 0)
+
+    logits = temperatures[:, None, None] * log_likelihood.double() + prior.double().log()
+    targets = present.expand(len(TEMPERATURES), -1)
+    losses = cross_entropy(logits.mT, targets, reduction="none")  # (temperatures, n)
+    sums = torch.where(is_there, losses, 0.0) @ row_weight
+    means = sums / row_weight.sum().clamp_min(1.0)
+    return torch.where(torch.isfinite(means).all(), means, 0.0)
+
+
+def scale_free_covariance(
+    scatter: Tensor, count: Tensor, shrinkage: float | Literal["oas"], num_examples: Tensor
+) -> Tensor:
+    """Return a covariance (d, d), shrunk towards its mean variance.
+
+    Args:
+        scatter: (d, d), of ``count`` rows.
+        count: how often an example was seen, over all examples.
+        shrinkage: share of the mean variance; oas: what the number of different examples asks for.
+        num_examples: how many different ones there are.
+    """
+    matrix = gaussian.covariance(scatter, count, 0.0, 0.0)
+    amount = gaussian.oas_amount(matrix, num_examples) if shrinkage == "oas" else shrinkage
+    return gaussian.shrink(matrix, amount)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +137,27 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     prediction_prior: Literal["client", "uniform"] = "client"
     """The class prior of the personal models. client: that under which the body was trained;
     uniform: all classes are equally likely, so that rare classes are found more often."""
+    temperature: Annotated[float | Literal["cross_validated"], ft.Range(gt=0)] = 1.0
+    """Weight of the log-likelihood beside the log-prior in predictions: more trusts the features
+    more, less trusts the class prior more. cross_validated: one for all clients, by their losses;
+    see Deviations."""
+
+    def first_state(
+        self, task: ft.Task, key: ft.Key, means: Tensor, *, scale_free: bool
+    ) -> ServerState:
+        """Return the common body with first means, and the identity as covariance.
+
+        If no body is trained under them and the scale of the features must not matter, the means
+        are 0: clients then send their own Gaussians in the first round.
+        """
+        body = task.initial(key, *ft.BODY)
+        if scale_free and not body:
+            means = torch.zeros_like(means)
+
+        losses: Tensor | tuple[()] = ()
+        if self.temperature == "cross_validated":
+            losses = torch.zeros(len(TEMPERATURES))
+        return ServerState(body, means, torch.eye(means.shape[1]), losses)
 
     def prior_of_predictions(self, prior: Tensor) -> Tensor:
         """Return the class prior (classes,) with which personal models predict.
@@ -75,11 +174,25 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body, means and covariance."""
         d = task.model.feature_dim
-        return {
+        messages = {
             "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
             "means": ft.Field(kind="class_means", shapes=(task.num_classes, d)),
             "covariance": ft.Field(kind="covariance", shapes=(d, d)),
         }
+        if self.temperature == "cross_validated":
+            shapes = (len(TEMPERATURES),)
+            messages["temperature_losses"] = ft.Field(kind="statistics", shapes=shapes, low=0.0)
+        return messages
+
+    def temperature_of(self, server: ServerState) -> Tensor | float:
+        """Return t of predictions, a number or ()."""
+        losses = server.temperature_losses
+        if isinstance(losses, tuple):
+            assert self.temperature != "cross_validated"
+            return self.temperature
+        temperatures = torch.tensor(TEMPERATURES, dtype=losses.dtype, device=losses.device)
+        is_least = losses <= losses.min() + _TIE
+        return temperatures[is_least.int().argmax()]
 
     def features(self, task: ft.Task, personal: Any, x: Tensor) -> Tensor:
         """Return the features of the body."""

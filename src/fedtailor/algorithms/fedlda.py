@@ -16,7 +16,9 @@ with momentum, from its features under the trained body. Sigma_hat is centered b
 The server averages with weights n_i / n. A new client needs its class frequencies only.
 
 Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d,
-packed); up, all three with the weight n_i. Priors stay at the clients.
+packed); up, all three with the weight n_i. With ``temperature`` = cross_validated also, down and
+up, ``temperature_losses`` (one for each of 13 temperatures), with the weight n_i. Priors stay at
+the clients.
 
 Deviations (the paper released no code; I: inferred, mostly from pFedFDA by the same authors). The
 preset ``paper`` takes back the first three, and has the classifier exactly as written:
@@ -41,6 +43,12 @@ preset ``paper`` takes back the first three, and has the classifier exactly as w
   See "Small tables of our own" in docs/experiments.md.
 * ``prediction_prior`` = uniform is our own: it leaves the prior out of the predictions of personal
   models, and only there, for balanced accuracy where classes are rare.
+* ``temperature`` t is our own: it weighs the log-likelihood in predictions, and only there.
+  cross_validated takes one t for all clients, by the losses of their training examples under the
+  received body and Gaussian. A client's own examples are a small part of these, so there are no
+  folds; of losses within 0.01 of the least the t nearest to 1 is taken.
+* ``shrinkage`` = oas is our own, in place of ``cov_ridge``. If there is no body to train, the first
+  round then has no Gaussian of the server either, and clients send their own.
 * The body starts as the model does (PyTorch's variant of Kaiming's initialization, as in pFedFDA).
 """
 
@@ -59,10 +67,13 @@ from fedtailor.algorithms._gaussian_classifier import (
     Head,
     ServerState,
     classifier,
+    losses_of_temperatures,
+    scale_free_covariance,
 )
 from fedtailor.toolkit import gaussian, tree
 
 _SPREAD = 0.1  # initial means are uniform within this distance of 0
+_SHRINKAGE = 1e-4  # of a covariance that is inverted, where the option does not say
 
 Centering = Literal["class", "batch"]
 
@@ -82,6 +93,8 @@ class Personal(NamedTuple):
     means: Tensor
     covariance: Tensor
     prior: Tensor
+    temperature: Tensor | tuple[()] = ()
+    """That of the head, (), if it was chosen by held-out losses."""
 
 
 def body_loss(
@@ -144,11 +157,15 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     cov_ridge: ft.NonNegativeFloat = 0.01
     """Added to the diagonal of the local covariance."""
     shrinkage: Annotated[
-        ft.Share, ft.AtZero("there is no classifier where Sigma is not positive definite.")
+        float | Literal["oas"],
+        ft.Range(ge=0, le=1),
+        ft.AtZero("there is no classifier where Sigma is not positive definite."),
     ] = 1e-4
-    """Share of a multiple of the identity in every covariance that is inverted. With 0, a
-    covariance that is not positive definite has no classifier; what a client then sends is not
-    finite, and is left out. The run stops if that is so for every client."""
+    """Share of the mean variance in every covariance that is inverted. With 0, a covariance that is
+    not positive definite has no classifier; what a client then sends is not finite, and is left
+    out. The run stops if that is so for every client. oas: the local covariance has the share that
+    suits its number of examples (oracle approximating shrinkage), in place of cov_ridge, so that
+    the scale of the features does not matter."""
     evaluated_body: Literal["global", "local"] = "global"
     """The body of a client's personal model: the server's, or that of its own last training."""
 
@@ -161,7 +178,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         """Start from the common body, small uniform means and the identity."""
         d = task.model.feature_dim
         means = _SPREAD * (2.0 * ft.uniform(key.common("means"), (task.num_classes, d)) - 1.0)
-        return ServerState(task.initial(key, *ft.BODY), means, torch.eye(d))
+        return self.first_state(task, key, means, scale_free=self.shrinkage == "oas")
 
     def init_client(
         self, task: ft.Task, info: ft.ClientInfo, key: ft.Key
@@ -184,13 +201,13 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
 
         # eq. 5, under the classifier of the received Gaussian and the client's prior (eq. 4)
         received = self._personal(shared.body, shared, data.info)
-        head = received.head
-        if self.prediction_prior == "uniform":
-            head = self._classifier(shared, self._class_prior(data.info))
+        head = self._classifier(shared, self._class_prior(data.info), temperature=1.0)
         loss = partial(body_loss, penalty=self.penalty, centering=self.penalty_centering)
         trained = ft.train(task, loss, shared.body, context=head, data=data.train, key=key)
         body: ft.Params = trained.params
         new, fit = self._refresh(task, shared, body, data, key)
+        losses = self._temperature_losses(task, shared, data, key)
+        new = new._replace(temperature_losses=losses)
         metrics = {
             **trained.metrics,
             "feature_surprise": fit.surprise,
@@ -226,16 +243,25 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
         z = self.features(task, personal, x)
-        distances = gaussian.mahalanobis(z, personal.means, personal.covariance, self.shrinkage)
+        distances = gaussian.mahalanobis(
+            z, personal.means, personal.covariance, self._solver_shrinkage
+        )
         return distances.to(z.dtype)
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the largest classifier weight, the scale of features, and Sigma's condition."""
-        return {
+        numbers = {
             "max_head_weight": personal.head.weight.abs().max(),
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
-            "covariance_condition": gaussian.condition(personal.covariance, self.shrinkage),
+            "covariance_condition": gaussian.condition(personal.covariance, self._solver_shrinkage),
         }
+        if isinstance(personal.temperature, Tensor):
+            numbers["temperature"] = personal.temperature
+        return numbers
+
+    @property
+    def _solver_shrinkage(self) -> float:
+        return _SHRINKAGE if self.shrinkage == "oas" else self.shrinkage
 
     def _refresh(
         self, task: ft.Task, shared: ServerState, body: ft.Params, data: ft.ClientData, key: ft.Key
@@ -243,6 +269,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         """Blend the Gaussian of the trained body's features with the server's; return their fit."""
         features, moments = gaussian.measure(task, body, data.train, key=key)
         rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
+        rate = torch.where(shared.is_estimated, rate, 1.0)
 
         # mu_i; a class without examples keeps the server's mean
         local_means = gaussian.fill_missing_means(moments, shared.means)
@@ -250,11 +277,15 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
 
         # Sigma_i; Sigma_hat is centered by the blended means
         scatter = gaussian.scatter_about(moments, means)
-        local = gaussian.covariance(scatter, features.weight.sum(), self.cov_ridge, 0.0)
+        count = features.weight.sum()
+        if self.shrinkage == "oas":
+            local = scale_free_covariance(scatter, count, "oas", count)
+        else:
+            local = gaussian.covariance(scatter, count, self.cov_ridge, 0.0)
         covariance = gaussian.blend(local, shared.covariance, rate)
 
         fit = gaussian.feature_fit(
-            features.x, features.y, features.weight, means, covariance, self.shrinkage
+            features.x, features.y, features.weight, means, covariance, self._solver_shrinkage
         )
         dtype = shared.means.dtype
         covariance = gaussian.symmetric(covariance.to(dtype))
@@ -263,17 +294,37 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     def _personal(self, body: ft.Params, shared: ServerState, info: ft.ClientInfo) -> Personal:
         """Combine the server's Gaussian with the prior of predictions."""
         prior = self.prior_of_predictions(self._class_prior(info))
-        head = self._classifier(shared, prior)
+        temperature = self.temperature_of(shared)
+        head = self._classifier(shared, prior, temperature=temperature)
+        chosen = temperature if isinstance(temperature, Tensor) else ()
         prior = prior.to(shared.means.dtype)
-        return Personal(body, head, shared.means, shared.covariance, prior)
+        return Personal(body, head, shared.means, shared.covariance, prior, chosen)
+
+    def _temperature_losses(
+        self, task: ft.Task, shared: ServerState, data: ft.ClientData, key: ft.Key
+    ) -> Tensor | tuple[()]:
+        """Return the losses of every temperature, under the received body and Gaussian."""
+        if self.temperature != "cross_validated":
+            return ()
+
+        features = ft.cached_features(task, shared.body, data.train, key=key)
+        prior = self.prior_of_predictions(self._class_prior(data.info))
+        head = self._classifier(shared, prior, temperature=1.0)
+        log_likelihood = head.logits(features.x) - prior.log().to(features.x.dtype)
+        losses = losses_of_temperatures(log_likelihood, features.y, features.weight, prior)
+        return losses.to(shared.means.dtype)
 
     def _class_prior(self, info: ft.ClientInfo) -> Tensor:
         """Estimate a client's class prior (classes,): uniform without examples."""
         return gaussian.smooth_prior(info.class_counts, self.prior_smoothing)
 
-    def _classifier(self, shared: ServerState, prior: Tensor) -> Head:
+    def _classifier(
+        self, shared: ServerState, prior: Tensor, *, temperature: Tensor | float
+    ) -> Head:
         """Return the classifier of the server's Gaussian and a prior (eq. 4)."""
-        head = classifier(shared.means, shared.covariance, prior, self.shrinkage)
+        head = classifier(
+            shared.means, shared.covariance, prior, self._solver_shrinkage, temperature
+        )
         if self.shrinkage:
             return head
 

@@ -15,7 +15,8 @@ and its prior, and takes no gradient step.
 
 Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d,
 packed); up, all three with the weight n_i. Every client computes the linear head, so it is never
-sent.
+sent. With ``temperature`` = cross_validated also, down and up, ``temperature_losses`` (one for each
+of 13 temperatures), with the weight n_i.
 
 Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P, ``tuned`` = ours):
 * Ridge of Sigma_hat: C adds 1e-4 to every entry and a full identity, P a small multiple of the
@@ -31,6 +32,13 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   since every class that is judged is also in the other half.
 * ``prediction_prior`` = uniform is our own: it leaves pi_i out of the predictions of personal
   models, and only there, for balanced accuracy where classes are rare.
+* ``temperature`` t is our own: it weighs the log-likelihood in predictions, and only there.
+  cross_validated takes one t for all clients, by their losses under the received body and Gaussian.
+  The folds of beta judge it, after beta, which is found with t = 1: searching beta at t as well
+  changes little (docs/scarce-data.md). Folds cannot tell what the body knows by heart, so of losses
+  within 0.01 of the least the t nearest to 1 is taken.
+* ``shrinkage`` is our own, in place of ridge and offset. If there is no body to train, the first
+  round then has no global Gaussian either, and beta is 1.
 * The preset ``tuned`` is our own, for few examples and few rounds: ``prior_smoothing`` 0.1 and
   ``cov_ridge`` 0.3, chosen on validation examples of three data sets. In a check on CIFAR-10 with
   more rounds, nothing is left of its gain (docs/scarce-data.md).
@@ -63,10 +71,13 @@ from torch import Tensor
 from fedtailor import toolkit as ft
 from fedtailor.algorithms._beta_search import (
     CovarianceEstimate,
+    Fold,
     FoldedExamples,
     GlobalGaussian,
     blend_frequencies,
     find_beta,
+    held_out_losses,
+    make_folds,
 )
 from fedtailor.algorithms._gaussian_classifier import (
     GaussianClassifier,
@@ -102,6 +113,8 @@ class Personal(NamedTuple):
     covariance: Tensor
     prior: Tensor
     beta: Tensor
+    temperature: Tensor | tuple[()] = ()
+    """That of the head, (), if it was chosen by cross-validation."""
 
 
 def body_loss(
@@ -138,6 +151,10 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         ft.AsReleased("a second ridge goes to every entry, not to the diagonal alone"),
     ] = 1e-4
     """Added to every entry of the local covariance."""
+    shrinkage: Annotated[float | Literal["oas"], ft.Range(ge=0, le=1)] = 0.0
+    """Share of the mean variance in the local covariance, in place of cov_ridge and cov_offset, so
+    that the scale of the features does not matter. oas: the share that suits the number of examples
+    (oracle approximating shrinkage); 0: cov_ridge and cov_offset."""
     prior: Literal["floor", "pseudo_count", "blend"] = "floor"
     """The client's class prior. floor: its class frequencies, with prior_smoothing added to each;
     pseudo_count: those with prior_smoothing more examples of every class; blend: a cross-validated
@@ -161,7 +178,7 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         """Start from the common body, uniform means and the identity."""
         d = task.model.feature_dim
         means = ft.uniform(key.common("means"), (task.num_classes, d))
-        return ServerState(task.initial(key, *ft.BODY), means, torch.eye(d))
+        return self.first_state(task, key, means, scale_free=self.shrinkage != 0)
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start with beta = 0.5."""
@@ -187,9 +204,10 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
 
         # eq. 8-10, from the features of all epochs
         seen = trained.collected_examples()
-        blend = self._blend(task, shared, seen, prior, state, key, min_count=1)
+        blend = self._blend(shared, seen, prior, state, data.info, key, min_count=1)
+        losses = self._temperature_losses(task, shared, prior, state, data, key)
 
-        new = ServerState(trained.params, blend.means, blend.covariance)
+        new = ServerState(trained.params, blend.means, blend.covariance, losses)
         upload = new.upload(data.info.num_train)
         # how well the blend describes the client's features
         fit = gaussian.feature_fit(
@@ -204,14 +222,14 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
             "feature_surprise": fit.surprise,
             "feature_kurtosis": fit.kurtosis,
         }
-        personal = _personal(trained.params, blend, self.prior_of_predictions(prior))
+        personal = self._personal(shared, trained.params, blend, prior)
         return ft.ClientUpdate(ClientState(blend.beta), upload, personal=personal, metrics=metrics)
 
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:
         """Return the global Gaussian with equally likely classes."""
         prior = torch.full((task.num_classes,), 1.0 / task.num_classes)
         blend = Blend(server.means, server.covariance, torch.zeros(2))
-        return _personal(server.body, blend, prior)
+        return self._personal(server, server.body, blend, prior)
 
     def personalize(
         self,
@@ -231,9 +249,9 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         features = ft.cached_features(task, shared.body, examples, key=key)
         prior = self._class_prior(data.info.class_counts)
         blend = self._blend(
-            task, shared, features, prior, state, key, min_count=self.evaluate_min_class_count
+            shared, features, prior, state, data.info, key, min_count=self.evaluate_min_class_count
         )
-        return _personal(shared.body, blend, self.prior_of_predictions(prior))
+        return self._personal(shared, shared.body, blend, prior)
 
     def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the Mahalanobis distance of features from the nearest class mean."""
@@ -242,13 +260,16 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record beta, the largest classifier weight and the scale of the features."""
-        return {
+        numbers = {
             "beta_means": personal.beta[0],
             "beta_covariance": personal.beta[1],
             "max_head_weight": personal.head.weight.abs().max(),
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
             "covariance_condition": gaussian.condition(personal.covariance, _SHRINKAGE),
         }
+        if isinstance(personal.temperature, Tensor):
+            numbers["temperature"] = personal.temperature
+        return numbers
 
     def _class_prior(self, class_counts: Tensor) -> Tensor:
         """Estimate a client's class prior (classes,) from its counts."""
@@ -261,11 +282,11 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
 
     def _blend(
         self,
-        task: ft.Task,
         shared: ServerState,
         features: ft.ExampleSet,
         prior: Tensor,
         state: ClientState,
+        info: ft.ClientInfo,
         key: ft.Key,
         *,
         min_count: int,
@@ -273,29 +294,18 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         """Estimate the local Gaussian, find beta, and blend with the global Gaussian (eq. 8-10)."""
         weight = features.weight
 
-        # mu_hat and Sigma_hat; a scatter plus any ridge is positive definite
-        moments = gaussian.class_moments(features.x, features.y, weight, task.num_classes)
+        # mu_hat and Sigma_hat
+        num_classes = shared.means.shape[0]
+        moments = gaussian.class_moments(features.x, features.y, weight, num_classes)
         local_means = gaussian.fill_missing_means(moments, shared.means, min_count)
-        local_covariance = gaussian.covariance(
-            moments.scatter, weight.sum(), self.cov_ridge, self.cov_offset
-        )
-        project = self.cov_ridge == 0
-        if project:
-            local_covariance = gaussian.nearest_pd(local_covariance)
+        local_covariance = self._estimate.local(moments, _repeats(features, info))
 
         # eq. 10; without the search, beta is 1, or 0 where a client has no examples
         if self.beta == "none":
             beta = (weight.sum() > 0).double().expand(2)
         else:
-            words = ft.row_words(key.fold("folds"), weight)
-            beta = find_beta(
-                FoldedExamples(features.x, features.y, weight, words),
-                GlobalGaussian(shared.means, shared.covariance),
-                prior,
-                state.beta,
-                mode=self.beta,
-                estimate=CovarianceEstimate(self.cov_ridge, self.cov_offset, _SHRINKAGE, project),
-            )
+            folds = self._folds(shared, features, info, key)
+            beta = self._search(shared, folds, prior, state)
 
         # eq. 8-9
         dtype = shared.means.dtype
@@ -303,11 +313,69 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         covariance = gaussian.blend(local_covariance, shared.covariance, beta[1])
         return Blend(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), beta.to(dtype))
 
+    @property
+    def _estimate(self) -> CovarianceEstimate:
+        return CovarianceEstimate(self.cov_ridge, self.cov_offset, self.shrinkage)
 
-def _personal(body: ft.Params, blend: Blend, prior: Tensor) -> Personal:
-    head = classifier(blend.means, blend.covariance, prior, _SHRINKAGE)
-    prior = prior.to(blend.means.dtype)
-    return Personal(body, head, blend.means, blend.covariance, prior, blend.beta)
+    def _folds(
+        self, shared: ServerState, features: ft.ExampleSet, info: ft.ClientInfo, key: ft.Key
+    ) -> list[Fold]:
+        """Divide a client's features into two halves that judge each other's blends."""
+        words = ft.row_words(key.fold("folds"), features.weight)
+        return make_folds(
+            FoldedExamples(features.x, features.y, features.weight, words),
+            GlobalGaussian(shared.means, shared.covariance),
+            self._estimate,
+            repeats=_repeats(features, info),
+            solver_shrinkage=_SHRINKAGE,
+        )
+
+    def _search(
+        self, shared: ServerState, folds: list[Fold], prior: Tensor, state: ClientState
+    ) -> Tensor:
+        """Return beta of means and covariance (2,): 1 without a global Gaussian."""
+        if self.beta == "none":
+            return torch.ones(2, dtype=torch.float64)
+        beta = find_beta(folds, prior, state.beta, mode=self.beta)
+        return torch.where(shared.is_estimated, beta, 1.0)
+
+    def _temperature_losses(
+        self,
+        task: ft.Task,
+        shared: ServerState,
+        prior: Tensor,
+        state: ClientState,
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> Tensor | tuple[()]:
+        """Return the held-out losses of every temperature, under the received body and Gaussian.
+
+        The features seen in training would not do: both halves of them have the same examples.
+        """
+        if self.temperature != "cross_validated":
+            return ()
+
+        features = ft.cached_features(task, shared.body, data.train, key=key)
+        folds = self._folds(shared, features, data.info, key)
+        beta = self._search(shared, folds, prior, state)
+        losses = held_out_losses(folds, self.prior_of_predictions(prior), beta)
+        return losses.to(shared.means.dtype)
+
+    def _personal(
+        self, shared: ServerState, body: ft.Params, blend: Blend, prior: Tensor
+    ) -> Personal:
+        """Return a model that predicts with its own class prior, at the temperature of all."""
+        temperature = self.temperature_of(shared)
+        prior = self.prior_of_predictions(prior)
+        head = classifier(blend.means, blend.covariance, prior, _SHRINKAGE, temperature)
+        chosen = temperature if isinstance(temperature, Tensor) else ()
+        prior = prior.to(blend.means.dtype)
+        return Personal(body, head, blend.means, blend.covariance, prior, blend.beta, chosen)
+
+
+def _repeats(features: ft.ExampleSet, info: ft.ClientInfo) -> Tensor:
+    """Return how often an example of a client is in a table of features, (); at least 1."""
+    return (features.weight.sum() / info.num_train.clamp_min(1)).clamp_min(1).double()
 
 
 def _whole_batches(examples: ft.ExampleSet, batch_size: int, key: ft.Key) -> ft.ExampleSet:
