@@ -111,6 +111,12 @@ def losses_of_temperatures(
     return torch.where(torch.isfinite(means).all(), means, 0.0)
 
 
+def ridge_to_variance(covariance: Tensor, ridge: float) -> Tensor:
+    """Return a ridge over the mean variance of the features, (), from a covariance that has it."""
+    variance = covariance.diagonal().mean() - ridge
+    return ridge / variance.clamp_min(1e-6 * ridge)
+
+
 def scale_free_covariance(
     scatter: Tensor, count: Tensor, shrinkage: float | Literal["oas"], num_examples: Tensor
 ) -> Tensor:

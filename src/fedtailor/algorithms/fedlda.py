@@ -68,6 +68,7 @@ from fedtailor.algorithms._gaussian_classifier import (
     ServerState,
     classifier,
     losses_of_temperatures,
+    ridge_to_variance,
     scale_free_covariance,
 )
 from fedtailor.toolkit import gaussian, tree
@@ -257,6 +258,9 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         }
         if isinstance(personal.temperature, Tensor):
             numbers["temperature"] = personal.temperature
+        if self.shrinkage != "oas" and self.cov_ridge:
+            ratio = ridge_to_variance(personal.covariance, self.cov_ridge)
+            numbers["ridge_to_variance"] = ratio
         return numbers
 
     @property

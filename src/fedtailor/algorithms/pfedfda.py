@@ -84,6 +84,7 @@ from fedtailor.algorithms._gaussian_classifier import (
     Head,
     ServerState,
     classifier,
+    ridge_to_variance,
 )
 from fedtailor.toolkit import gaussian
 
@@ -269,6 +270,9 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         }
         if isinstance(personal.temperature, Tensor):
             numbers["temperature"] = personal.temperature
+        if self.shrinkage == 0 and self.cov_ridge:
+            ratio = ridge_to_variance(personal.covariance, self.cov_ridge)
+            numbers["ridge_to_variance"] = ratio
         return numbers
 
     def _class_prior(self, class_counts: Tensor) -> Tensor:

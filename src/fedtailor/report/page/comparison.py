@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
-from fedtailor.report.cautions import near_chance
+from fedtailor.report.cautions import large_ridges, near_chance
 from fedtailor.report.comparison import Comparison, compare
 from fedtailor.report.parts import Cell, ReportTable, Section, round_figure
 from fedtailor.report.records import MethodRecords, SeedRecords, number
@@ -36,6 +36,7 @@ def comparison_section(records: Sequence[MethodRecords], comparison: Comparison 
         remarks += comparison.notes
         tables = _comparison_tables(comparison)
 
+    remarks += large_ridges(records)
     unfinished = [
         method.label for method in records if len(method.method.finished) < len(method.seeds)
     ]
