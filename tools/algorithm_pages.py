@@ -163,6 +163,8 @@ def facts(card: Card, cls: type) -> str:
         f"* a client keeps: {keeps(card)}; clients that train in a round: {card['who_trains']}",
         f"* secure aggregation: {secure}",
     ]
+    if cls.exchanges:
+        rows.append(f"* rounds: {cls.exchanges}, with all clients, whatever is asked for")
     if len(cls.presets) > 1:
         presets = [f"`{name}`: {settings(values)}" for name, values in cls.presets.items()]
         rows.append(f"* presets: {'; '.join(presets)}")
@@ -252,7 +254,9 @@ def allowed(hint: Any) -> str:
 
 def example(cls: type, name: str) -> str:
     """Return the commands that run it: with its defaults, and with every preset that differs."""
-    command = f"fedtailor run --algorithm {name} --dataset digits --clients 20 --rounds 20"
+    command = f"fedtailor run --algorithm {name} --dataset digits --clients 20"
+    if not cls.exchanges:
+        command += " --rounds 20"
     presets = [preset for preset, values in cls.presets.items() if values]
     others = [f"{command} --set algorithm.preset={preset}" for preset in presets]
     return "\n".join(["## Try it\n", "```console", command, *others, "```"])

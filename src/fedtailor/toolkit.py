@@ -78,6 +78,7 @@ from fedtailor.training.phase import StepOutput as StepOutput
 
 if TYPE_CHECKING:
     from fedtailor.statistics import bottleneck as bottleneck
+    from fedtailor.statistics import class_sums as class_sums
     from fedtailor.statistics import diagonal as diagonal
     from fedtailor.statistics import gaussian as gaussian
     from fedtailor.statistics import gaussian_heads as gaussian_heads
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
 
 _LOADED_LATER = {
     "bottleneck": "statistics.bottleneck",
+    "class_sums": "statistics.class_sums",
     "diagonal": "statistics.diagonal",
     "gaussian": "statistics.gaussian",
     "gaussian_heads": "statistics.gaussian_heads",

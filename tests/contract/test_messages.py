@@ -142,14 +142,15 @@ def test_what_travels_has_the_same_bits_and_the_bytes_that_are_counted(algorithm
 @cases("steps")
 def test_gradient_steps_are_reported(algorithm, model):
     """Tables print the steps spent, which come from the metric ``steps``: two epochs of batches of
-    5 at least."""
+    5 at least, unless nothing is trained."""
+    epochs = 0 if build(algorithm).exchanges else 2
     sizes = {
         client: len(split.train) for client, split in enumerate(small_federation(model).splits)
     }
     for report in oracle(algorithm, model).reports:
         steps = report.metrics["steps"]
         assert set(steps) == set(report.cohort) == {0, 1, 2, 3, 4, 6}
-        assert all(count >= 2 * -(-sizes[client] // 5) for client, count in steps.items())
+        assert all(count >= epochs * -(-sizes[client] // 5) for client, count in steps.items())
         assert report.steps >= sum(steps.values())
 
 
@@ -203,11 +204,13 @@ def test_structures_are_stable_over_rounds_and_inputs_are_not_modified(algorithm
         "server_state": one.init_federation(task, federation.population, key),
         "client_state": one.init_client(task, info, key),
         "per_client": one.init_per_client(task, info, key),
-        "personal": observed.values["personal"][0],
+        "personal": next(value for value in observed.values["personal"] if value != ()),
     }
     for kind, first in initial.items():
         assert observed.values[kind] or first == (), kind
         for value in observed.values[kind]:
+            if kind == "personal" and value == ():
+                continue  # there is no model right after training
             assert structure(value) == structure(first), kind
 
 

@@ -48,10 +48,14 @@ LOCAL = UPLOADED | {
 """Method -> the model that a training visit leaves."""
 ELSEWHERE = {
     "apfl",
+    "fed3r",
     "fedbn",
+    "fedcgs",
+    "fedcof",
     "fedcr",
     "fedem",
     "fedlda",
+    "fedncm",
     "fedproto",
     "fedrod",
     "fedsr",

@@ -35,6 +35,11 @@ ALGORITHMS = {
         "Li et al. 2021",
         "FedAvg, plus a model for every client that is kept close to the global one",
     ),
+    "fed3r": Entry(
+        "fedtailor.algorithms.fed3r:Fed3R",
+        "Fani et al. 2024",
+        "one exchange: ridge regression on the features of a frozen body",
+    ),
     "fedala": Entry(
         "fedtailor.algorithms.fedala:FedALA",
         "Zhang et al. 2023",
@@ -60,6 +65,16 @@ ALGORITHMS = {
         "Li et al. 2021",
         "FedAvg, but every client keeps its own normalization layers",
     ),
+    "fedcgs": Entry(
+        "fedtailor.algorithms.fedcgs:FedCGS",
+        "Guan et al. 2025",
+        "one exchange: Gaussian heads on the features of a frozen body",
+    ),
+    "fedcof": Entry(
+        "fedtailor.algorithms.fedcof:FedCOF",
+        "Goswami et al. 2025",
+        "one exchange of class means, whose scatter over clients gives covariances",
+    ),
     "fedcr": Entry(
         "fedtailor.algorithms.fedcr:FedCR",
         "Zhang et al. 2023",
@@ -84,6 +99,11 @@ ALGORITHMS = {
         "fedtailor.algorithms.fedlda:FedLDA",
         "McLaughlin and Su 2023",
         "shared body and Gaussian classifier, a class prior per client",
+    ),
+    "fedncm": Entry(
+        "fedtailor.algorithms.fedncm:FedNCM",
+        "Legate et al. 2023",
+        "one exchange: the nearest class mean on the features of a frozen body",
     ),
     "fednova": Entry(
         "fedtailor.algorithms.fednova:FedNova",

@@ -85,6 +85,9 @@ class Algorithm(ABC, Generic[S, C, P]):
     may train."""
     primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
     """The evaluation point at which the method is meant to be judged."""
+    exchanges: ClassVar[int] = 0
+    """Rounds after which the method is done: a run then has as many, in which all clients take
+    part. 0: it trains as many rounds as asked for."""
     chooses_by_validation: ClassVar[bool] = False
     """Whether ``personalize`` chooses something on a client's validation examples; scores on them
     are then too high."""

@@ -426,7 +426,8 @@ def _plan(
     """
     # What cannot work is refused before the first round.
     algorithm = make_algorithm(config)
-    model_name = config.model.name or default_model(inputs.shape)
+    frozen = algorithm.exchanges > 0
+    model_name = config.model.name or default_model(inputs.shape, frozen=frozen)
     build_model(model_name, inputs.shape, inputs.num_classes, config.model.options)
     refuse_impossible_augmentation(algorithm.training, inputs.shape)
     config = resolved(config, algorithm, model_name=model_name)

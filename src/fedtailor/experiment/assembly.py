@@ -17,7 +17,7 @@ from fedtailor.core.errors import DataError, match_name, unknown_name
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
-from fedtailor.core.task import Task, Training
+from fedtailor.core.task import BODY, Task, Training
 from fedtailor.data.build import DividedData, build, split_record
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.input_specification import InputSpecification, input_specification
@@ -113,6 +113,34 @@ def notes_on_unprotected_fields(
     ]
 
 
+def notes_on_exchanges(algorithm: AnyAlgorithm, schedule: Schedule) -> list[str]:
+    """Return a note if a method that is done after some exchanges was asked for other rounds."""
+    used = with_exchanges(schedule, algorithm)
+    asked = []
+    if schedule.rounds not in (used.rounds, Schedule().rounds):
+        asked.append(f"federation.rounds {schedule.rounds}")
+    if schedule.participation.plan != used.participation.plan:
+        asked.append(f"federation.participation {schedule.participation.as_value()}")
+    if not asked:
+        return []
+
+    times = "one exchange" if used.rounds == 1 else f"{used.rounds} exchanges"
+    return [
+        f"{type(algorithm).__name__} is done after {times} with all clients, in place of "
+        f"{' and '.join(asked)}."
+    ]
+
+
+def notes_on_frozen_body(algorithm: AnyAlgorithm, task: Task) -> list[str]:
+    """Return a note if the model has a body, and the method does not train it."""
+    if not algorithm.exchanges or not task.names(*BODY):
+        return []
+    return [
+        f"{type(algorithm).__name__} does not train the body of the model: use a pretrained one, "
+        "or the model 'linear' if the inputs are features already."
+    ]
+
+
 _EVALUATION_SHARE = 0.05
 """Share of the time of training that evaluations during a run may take by default."""
 
@@ -164,7 +192,7 @@ def assemble(
     """
     # What needs no data comes first, because reading it may take minutes.
     algorithm = make_algorithm(config)
-    schedule = config.schedule
+    schedule = with_exchanges(config.schedule, algorithm)
     device = choose_device(config.engine, schedule)
     progress = progress or RunProgress()
     try:
@@ -181,7 +209,7 @@ def assemble(
     num_classes = divided.dataset.num_classes
 
     # The shape of the examples decides the default model.
-    model_name = config.model.name or default_model(shape)
+    model_name = config.model.name or default_model(shape, frozen=algorithm.exchanges > 0)
     model = build_model(model_name, shape, num_classes, config.model.options)
     normalize = normalization(divided)
     federation = to_federation(divided, Task(model, num_classes, shape), normalize)
@@ -207,6 +235,8 @@ def assemble(
     notes = _preset_warnings(config.algorithm, algorithm)
     notes += algorithm.warnings(federation.common_task)
     notes += divided.notes
+    notes += notes_on_exchanges(algorithm, config.schedule)
+    notes += notes_on_frozen_body(algorithm, federation.common_task)
     notes += notes_on_idle_training(algorithm, federation, schedule)
     task = algorithm.bind(federation.common_task)
     notes += notes_on_unprotected_fields(algorithm, task, schedule)
@@ -232,7 +262,8 @@ def resolved(
         model_name: of the default model, if none is named.
         roster: the clients; None: they are not known yet.
     """
-    schedule = _with_evaluations(config.schedule, algorithm, roster)
+    schedule = with_exchanges(config.schedule, algorithm)
+    schedule = _with_evaluations(schedule, algorithm, roster)
 
     # "auto" leaves to the method who trains.
     everybody = schedule.everybody_trains(algorithm.trains)
@@ -243,6 +274,15 @@ def resolved(
         training=algorithm.training,
         schedule=dataclasses.replace(schedule, train="all" if everybody else "cohort"),
     )
+
+
+def with_exchanges(schedule: Schedule, algorithm: AnyAlgorithm) -> Schedule:
+    """Return the schedule of a method, which may be done after some exchanges with all clients."""
+    if not algorithm.exchanges:
+        return schedule
+
+    participation = dataclasses.replace(schedule.participation, plan="all")
+    return dataclasses.replace(schedule, rounds=algorithm.exchanges, participation=participation)
 
 
 def _with_evaluations(

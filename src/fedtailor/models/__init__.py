@@ -56,6 +56,11 @@ MODELS: Mapping[str, ModelEntry] = {
         "networks",
         (3, 32, 32),
     ),
+    "linear": ModelEntry(
+        "one linear layer and no body, for inputs that are features already",
+        "networks",
+        (64,),
+    ),
     "mlp": ModelEntry(
         "one hidden layer of 100 units (option hidden), for any input",
         "networks",
@@ -168,11 +173,12 @@ def _check_options(function: Callable[..., Any], target: str, options: Mapping[s
             )
 
 
-def default_model(input_shape: tuple[int, ...]) -> str:
+def default_model(input_shape: tuple[int, ...], *, frozen: bool = False) -> str:
     """Return the name of the default model for inputs of a shape.
 
     Series get ``series_cnn``, images of at least 32 x 32 pixels ``cifar_cnn``, images of at least
-    12 x 12 pixels ``emnist_cnn``, and all other inputs ``mlp``.
+    12 x 12 pixels ``emnist_cnn``, and all other inputs ``mlp``. If the body stays as it starts
+    (``frozen``), it is ``linear``, whose features are the inputs.
 
     Example:
         >>> default_model((3, 32, 32)), default_model((1, 16, 16)), default_model((64,))
@@ -180,6 +186,8 @@ def default_model(input_shape: tuple[int, ...]) -> str:
         >>> default_model((6, 100))
         'series_cnn'
     """
+    if frozen:
+        return "linear"
     if len(input_shape) == 2:
         return "series_cnn"
 

@@ -191,6 +191,11 @@ def mlp(input_shape: Shape, num_classes: int, *, hidden: int = 100) -> StagedNet
     return StagedNetwork("mlp", (), {"hidden": hidden}, F.relu, input_shape, num_classes)
 
 
+def linear(input_shape: Shape, num_classes: int) -> StagedNetwork:
+    """Build a head without a body: the features are the inputs, flattened."""
+    return StagedNetwork("linear", (), {}, F.relu, input_shape, num_classes)
+
+
 def emnist_cnn(input_shape: Shape, num_classes: int) -> StagedNetwork:
     """Build the network of FedPAC and pFedFDA for 28 x 28 images.
 

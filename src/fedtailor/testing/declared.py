@@ -10,6 +10,7 @@ from typing import Any
 
 from fedtailor.core.algorithm import Algorithm
 
+_METHODS = (FunctionType, property, classmethod, staticmethod)
 _PLAIN = (bool, int, float, str)
 
 
@@ -39,14 +40,19 @@ def faults(cls: type[Any]) -> list[str]:
 def suspicions(cls: type[Any]) -> list[str]:
     """Return which names of a class look as if they had an effect but have none, in sentences."""
     inherited_names = [name for name in dir(Algorithm) if not name.startswith("_")]
+    methods = [
+        name
+        for name in inherited_names
+        if isinstance(inspect.getattr_static(Algorithm, name), _METHODS)
+    ]
     sentences = []
     for base, name, value in _definitions(cls):
         if name in inherited_names or name in inspect.get_annotations(base):
             continue
 
         # A method nobody calls is likely misspelt; a plain value likely lacks its annotation.
-        nearest = difflib.get_close_matches(name, inherited_names, n=1, cutoff=0.8)
-        if isinstance(value, FunctionType | property | classmethod | staticmethod):
+        nearest = difflib.get_close_matches(name, methods, n=1, cutoff=0.8)
+        if isinstance(value, _METHODS):
             if nearest and nearest[0] not in vars(base):
                 sentences.append(
                     f"{base.__name__}.{name} is never called; perhaps you meant '{nearest[0]}'."

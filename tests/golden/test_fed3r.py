@@ -1,0 +1,75 @@
+"""Fed3R: ridge regression from sums, against scikit-learn and AFL's analytic aggregation."""
+
+import numpy as np
+from sklearn.linear_model import Ridge
+
+from fedtailor.algorithms.fed3r import Fed3R
+from golden import harness
+from golden.closed_form import (
+    CLASSES,
+    D,
+    body_features,
+    head_of,
+    in_other_parts,
+    labeled_federation,
+    pool,
+)
+from golden.harness import assert_close
+
+AFL = Fed3R.from_preset("afl", ridge=0.3)
+
+
+def with_ones(z):
+    return np.concatenate([z, np.ones((len(z), 1))], axis=1)
+
+
+def as_columns(head):
+    """Return weights and biases as one matrix (d + 1, classes)."""
+    return np.concatenate([head.weight.numpy(), head.bias.numpy()[:, None]], axis=1).T
+
+
+def test_head_is_centralized_ridge_regression():
+    federation = labeled_federation()
+    x, y = pool(federation)
+    reference = Ridge(alpha=0.3, fit_intercept=False, solver="cholesky")
+    reference.fit(with_ones(x), np.eye(CLASSES)[y])
+    assert_close(as_columns(head_of(AFL, federation)), reference.coef_.T, tolerance=1e-8)
+
+
+def test_head_is_the_analytic_aggregation_of_afl():
+    """Every client solves its own regression with a ridge of 1; solutions are joined one by one,
+    and the ridges are then taken out again."""
+    federation = labeled_federation()
+    identity = np.eye(D + 1)
+    second = np.zeros((D + 1, D + 1))
+    solution = np.zeros((D + 1, CLASSES))
+    for client in federation.known:
+        x, y = harness.examples(federation, client)
+        z = with_ones(x)
+        own = z.T @ z + identity
+        local = np.linalg.solve(own, z.T @ np.eye(CLASSES)[y])
+        joined = np.linalg.inv(second + own)
+        solution = joined @ (second @ solution) + joined @ (own @ local)
+        second = second + own
+
+    clients = len(federation.known)
+    restored = np.linalg.solve(second - (clients - 0.3) * identity, second @ solution)
+    assert_close(as_columns(head_of(AFL, federation)), restored, tolerance=1e-8)
+
+
+def test_normalized_weights_have_norm_1_and_features_come_from_the_body():
+    federation = harness.make_federation()
+    x, y = pool(federation)
+    z = with_ones(body_features(federation, x))
+    ridge = 0.01 * np.eye(z.shape[1])
+    columns = np.linalg.solve(z.T @ z + ridge, z.T @ np.eye(harness.CLASSES)[y])
+    norms = np.linalg.norm(columns[:-1], axis=0)
+    assert_close(as_columns(head_of(Fed3R(), federation)), columns / norms, tolerance=1e-9)
+
+
+def test_who_has_which_examples_does_not_matter():
+    federation = labeled_federation()
+    expected = as_columns(head_of(AFL, federation))
+    for parts in range(1, 11):
+        other = head_of(AFL, in_other_parts(federation, parts, seed=parts))
+        assert_close(as_columns(other), expected, tolerance=1e-11)

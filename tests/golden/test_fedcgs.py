@@ -1,0 +1,104 @@
+"""FedCGS and GH-OFL: Gaussian heads from sums, against scikit-learn, SciPy and NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from sklearn.covariance import oas
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from fedtailor.algorithms.fedcgs import FedCGS
+from fedtailor.simulation.engines.batched import Batched
+from golden.closed_form import (
+    CLASSES,
+    COUNTS,
+    D,
+    head_of,
+    in_other_parts,
+    labeled_federation,
+    pool,
+)
+from golden.harness import assert_close
+
+HEADS = ("shared", "lda", "naive_bayes", "qda")
+
+
+def shrunk(matrix, amount):
+    return (1 - amount) * matrix + amount * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
+
+
+def posterior(logits):
+    return torch.as_tensor(logits).softmax(1).numpy()
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3])
+def test_lda_is_the_classifier_of_scikit_learn(shrinkage):
+    federation = labeled_federation()
+    x, y = pool(federation)
+    reference = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x, y)
+    head = head_of(FedCGS(head="lda", shrinkage=shrinkage), federation)
+    logits = head.logits(torch.from_numpy(x)).numpy()
+    assert np.abs(logits - reference.decision_function(x)).max() < 1e-8
+
+
+def test_shared_is_the_covariance_of_all_features():
+    federation = labeled_federation()
+    x, y = pool(federation)
+    inverse = np.linalg.inv(np.cov(x.T))
+    means = np.stack([x[y == c].mean(0) for c in range(CLASSES)])
+    weight = means @ inverse
+    bias = np.log(np.bincount(y) / len(y)) - 0.5 * (weight * means).sum(1)
+    head = head_of(FedCGS(shrinkage=0.0), federation)
+    assert_close(head.weight, weight, tolerance=1e-10)
+    assert_close(head.bias, bias, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("head", ["qda", "naive_bayes"])
+def test_heads_by_class_are_densities_of_scipy(head):
+    federation = labeled_federation()
+    x, y = pool(federation)
+    joint = np.empty((len(x), CLASSES))
+    for label in range(CLASSES):
+        own = x[y == label]
+        covariance = np.cov(own.T, bias=True)
+        if head == "naive_bayes":
+            covariance = np.diag(np.diag(covariance))
+        density = multivariate_normal(own.mean(0), shrunk(covariance, 0.2))
+        joint[:, label] = density.logpdf(x) + np.log(len(own) / len(x))
+    ours = head_of(FedCGS(head=head, shrinkage=0.2), federation).logits(torch.from_numpy(x))
+    np.testing.assert_allclose(posterior(ours), posterior(joint), atol=1e-9)
+
+
+def test_oas_takes_the_amount_of_scikit_learn():
+    federation = labeled_federation()
+    x, y = pool(federation)
+    centered = x - np.stack([x[y == c].mean(0) for c in range(CLASSES)])[y]
+    amount = oas(centered, assume_centered=True)[1]
+    automatic = head_of(FedCGS(head="lda"), federation)
+    given = head_of(FedCGS(head="lda", shrinkage=float(amount)), federation)
+    assert_close(automatic.weight, given.weight.numpy(), tolerance=1e-10)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_who_has_which_examples_does_not_matter_nor_the_engine(head):
+    federation = labeled_federation()
+    expected = head_of(FedCGS(head=head), federation)
+    for parts in range(1, 11):
+        other = head_of(FedCGS(head=head), in_other_parts(federation, parts, seed=parts))
+        for ours, theirs in zip(other, expected):
+            assert_close(ours, theirs.numpy(), tolerance=1e-9)
+
+    stacked = head_of(FedCGS(head=head), federation, Batched())
+    assert all(torch.equal(*pair) for pair in zip(stacked, expected))
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("counts", [([5, 1, 0], [4, 0, 0]), ([1, 1, 1], [0, 0, 0]), COUNTS])
+def test_classes_of_one_example_or_none_leave_a_finite_head(head, counts):
+    federation = labeled_federation(counts)
+    x, _ = pool(federation)
+    logits = head_of(FedCGS(head=head), federation).logits(torch.from_numpy(x))
+    has_examples = torch.tensor(counts).sum(0) > 0
+    assert torch.isfinite(logits[:, has_examples]).all()
+    assert (logits[:, ~has_examples] == -torch.inf).all()
+    assert logits.shape == (len(x), CLASSES) and x.shape[1] == D

@@ -1,0 +1,115 @@
+"""Sums by class against NumPy, in blocks, with padding, and stacked over clients."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedtailor.core.federation import ExampleSet
+from fedtailor.statistics import class_sums
+
+CLASSES = 3
+ALL_SQUARES = ("none", "diagonal", "pooled", "by_class")
+
+
+def table(n=40, d=7, seed=0, classes=CLASSES):
+    draw = np.random.default_rng(seed)
+    z = torch.from_numpy(3.0 + draw.normal(size=(n, d)))
+    labels = torch.from_numpy(draw.integers(0, classes, n))
+    return ExampleSet(z, labels, torch.arange(n), torch.ones(n))
+
+
+def add_up(examples, squares="pooled"):
+    return class_sums.add_up(examples, CLASSES, squares)
+
+
+def joined(parts):
+    return class_sums.ClassSums(*(sum(column) for column in zip(*parts)))
+
+
+def rows(examples, chosen):
+    return examples._replace(
+        x=examples.x[chosen], y=examples.y[chosen], weight=examples.weight[chosen]
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_second_moments_in_blocks_are_those_of_numpy(monkeypatch, size):
+    monkeypatch.setattr(class_sums, "_ROWS", size)
+    monkeypatch.setattr(class_sums, "_COLUMNS", size)
+    examples = table()
+    z, y = examples.x.numpy(), examples.y.numpy()
+    sums = add_up(examples)
+    np.testing.assert_allclose(class_sums.unpack(sums.squares, 7), z.T @ z, rtol=1e-13)
+    assert sums.counts.tolist() == np.bincount(y).tolist()
+
+    by_class = class_sums.unpack(add_up(examples, "by_class").squares, 7)
+    diagonal = add_up(examples, "diagonal").squares
+    for label in range(CLASSES):
+        own = z[y == label]
+        np.testing.assert_allclose(by_class[label], own.T @ own, rtol=1e-13)
+        np.testing.assert_allclose(diagonal[label], (own**2).sum(0), rtol=1e-13)
+        np.testing.assert_allclose(sums.means()[label], own.mean(0), rtol=1e-13)
+
+
+def test_covariances_are_those_of_the_pool():
+    examples = table()
+    z, y = examples.x.numpy(), examples.y.numpy()
+    expected = [np.cov(z[y == label].T, bias=True) for label in range(CLASSES)]
+    sizes = np.bincount(y)
+    within = sum(size * matrix for size, matrix in zip(sizes, expected)) / len(y)
+    np.testing.assert_allclose(add_up(examples).within_covariance(), within, rtol=1e-11, atol=1e-12)
+
+    by_class = add_up(examples, "by_class").covariance_by_class()
+    np.testing.assert_allclose(by_class, expected, rtol=1e-11, atol=1e-12)
+    variances = add_up(examples, "diagonal").variance_by_class()
+    np.testing.assert_allclose(variances, by_class.diagonal(0, 1, 2), rtol=1e-11)
+
+
+@pytest.mark.parametrize("squares", ALL_SQUARES)
+def test_sums_of_ten_partitions_are_those_of_the_pool(squares):
+    examples = table()
+    pooled = add_up(examples, squares)
+    for parts in range(1, 11):
+        order = torch.from_numpy(np.random.default_rng(parts).permutation(40))
+        clients = [rows(examples, chosen) for chosen in order.tensor_split(parts)]
+        total = joined([add_up(client, squares) for client in clients])
+        for ours, theirs in zip(total, pooled):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("squares", ALL_SQUARES)
+def test_padding_and_stacking_change_no_bit(squares):
+    """Rows of weight 0 hold anything; the clients have 5, 12 and no examples."""
+    sizes = (5, 12, 0)
+    clients = [rows(table(seed=size), torch.arange(size)) for size in sizes]
+    x = torch.full((3, 12, 7), 1e6, dtype=torch.float64)
+    y = torch.zeros(3, 12, dtype=torch.int64)
+    weight = torch.zeros(3, 12)
+    for number, client in enumerate(clients):
+        x[number, : sizes[number]] = client.x
+        y[number, : sizes[number]] = client.y
+        weight[number, : sizes[number]] = 1
+
+    def of_client(x, y, weight):
+        return add_up(ExampleSet(x, y, torch.arange(12), weight), squares)
+
+    stacked = torch.func.vmap(of_client)(x, y, weight)
+    for number, client in enumerate(clients):
+        alone = add_up(client, squares)
+        assert all(torch.equal(ours[number], theirs) for ours, theirs in zip(stacked, alone))
+
+
+def test_packed_matrices_come_back():
+    matrices = table(n=12, d=4).x.reshape(3, 4, 4)
+    matrices = matrices + matrices.mT
+    packed = class_sums.pack(matrices)
+    assert packed.shape == (3, 10)
+    assert torch.equal(class_sums.unpack(packed, 4), matrices)
+
+
+def test_without_variance_a_shrunk_covariance_is_the_identity():
+    nothing = torch.zeros(2, 4, 4)
+    shrunk = class_sums.shrunk(nothing, torch.ones(2), "oas")
+    assert torch.equal(shrunk, torch.eye(4, dtype=torch.float64).expand(2, 4, 4))
+    half = class_sums.shrunk(torch.diag(torch.tensor([0.0, 2.0])), torch.tensor(3), 0.5)
+    assert half.tolist() == [[0.5, 0.0], [0.0, 1.5]]
