@@ -67,6 +67,7 @@ def is_runnable(line):
     has_placeholder = "[" in line or "package.module" in line
     has_placeholder |= "server/" in line
     has_placeholder |= bool(re.search(r"\b(RUN|[A-Z]{4,})\b", line))
+    has_placeholder |= "features" in line  # the walk of docs/encoders.md
     return not has_placeholder and "cifar10" not in line and line.split()[1] not in ELSEWHERE
 
 
@@ -119,6 +120,16 @@ def own_algorithm(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "my_algorithm", raising=False)
     return check
+
+
+def write_encoder(folder, monkeypatch):
+    """Write the encoder of docs/encoders.md, with a mean over parts of a picture as its network."""
+    (code, *_) = blocks(ROOT / "docs" / "encoders.md", "python")
+    network = "nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten())"
+    function = f"\ndef efficientnet():\n    return Resized({network}, 16, [0.5], [0.5])\n"
+    (folder / "my_encoders.py").write_text(code + function)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "my_encoders", raising=False)
 
 
 def shortened(arguments, *, is_in_readme):
@@ -194,11 +205,11 @@ def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypat
 
     (block,) = [block for block in blocks(ROOT / "README.md", "console") if "hospitals.py" in block]
     lines = [line for line in block.splitlines() if "fedtailor" in line]
-    lines += [
-        line
-        for block in blocks(ROOT / "docs" / "models.md", "console")
-        for line in block.splitlines()
-    ]
+    for page in ("models.md", "encoders.md"):
+        for block in blocks(ROOT / "docs" / page, "console"):
+            lines += [line for line in block.splitlines() if "cifar10" not in line]
+
+    write_encoder(tmp_path, monkeypatch)
     # The page repeats commands of README.
     commands_once = {}
     for line in lines:

@@ -40,7 +40,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
     "serving": frozenset(
-        {"experiment", "simulation", "models", "baselines", "data", "algorithms", "core"}
+        {
+            *("experiment", "simulation", "models", "baselines"),
+            *("data", "algorithms", "encoders", "core"),
+        }
     ),
     "report": frozenset({"experiment", "data"}) | TORCH_FREE,
     "experiment": frozenset({"simulation", "models", "data", "algorithms", "baselines", "core"}),

@@ -304,3 +304,16 @@ def test_plot(data, folder):
     options = ["--clients", "3", "--partition", "iid", "--out", "a.svg"]
     assert as_json(data("plot", *options, "--json")) == {"out": "a.svg"}
     assert (folder / "a.svg").read_text().startswith("<svg")
+
+
+def test_embedded_features_are_trained_on_without_the_encoder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    out = str(tmp_path / "features")
+    arguments = ["data", "embed", "digits", "--encoder", "tiny_encoders:tiny", "--out", out]
+    assert main([*arguments, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["dimension"], record["sites"]) == (6, {"": 1797})
+
+    assert main(arguments) == 3
+    assert "a name that does not exist" in capsys.readouterr().err
+    assert main(["data", "check", out]) == 0

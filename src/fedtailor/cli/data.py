@@ -167,6 +167,77 @@ def check_(
         raise typer.Exit(DataError.exit_code)
 
 
+@data_app.command("embed", cls=Command)
+@with_config_flags("data.dir")
+def embed_(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Your own data (a folder or package.module:function), or a known data set.",
+        ),
+    ],
+    encoder: Annotated[
+        str,
+        typer.Option(
+            "--encoder",
+            metavar="TARGET",
+            show_default=False,
+            help="Frozen encoder: onnx:FILE, or package.module:function.",
+        ),
+    ],
+    out: Annotated[
+        str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
+    ],
+    float16: Annotated[
+        bool,
+        typer.Option("--float16", metavar="", help="Write features in half the bytes, rounded."),
+    ] = False,
+    named: Named = NOTHING_NAMED,
+    set_: Assignments = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the features of all examples, for fedtailor run --data, which needs no encoder then.
+
+    An interrupted command continues where it was.
+    """
+    from fedtailor.cli.show.data import show_embedded
+    from fedtailor.cli.show.progress import CountLine
+    from fedtailor.data.datasets import DATASETS
+    from fedtailor.data.division import load_for
+    from fedtailor.data.embedded_folder import write_embedded
+
+    _check_is_new(out)
+    is_known = match_name(data, DATASETS) is not None and not os.path.exists(data)
+    values = {"data.dataset" if is_known else "data.path": data, "data.encoder": encoder}
+    values |= {key: value for key, value in named.items() if value}
+    options = _options(values, read_assignments(set_))
+
+    try:
+        with CountLine() as preparation:
+            written = write_embedded(
+                load_for(options, preparation),
+                options,
+                Path(out),
+                precision="float16" if float16 else "float32",
+                report=preparation,
+            )
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; run the same command again to continue.") from None
+
+    record = {
+        "out": out,
+        "encoder": written.encoder.target,
+        "digest": written.encoder.digest,
+        "license": written.encoder.license,
+        "dimension": written.dimension,
+        "sites": written.examples,
+        "notes": written.notes,
+    }
+    print_result(record, json, show_embedded)
+
+
 @data_app.command(cls=Command)
 @with_config_flags(*_DIVISION_KEYS)
 def partition(

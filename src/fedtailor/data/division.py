@@ -90,7 +90,7 @@ def divide(
         [479, 479, 479]
     """
     if dataset is None:
-        dataset = _load(options, report)
+        dataset = load_for(options, report)
 
     seed = run_seed if options.seed == "run" else options.seed
     options = dataclasses.replace(options, seed=seed)
@@ -107,8 +107,8 @@ def divide(
     return division
 
 
-def _load(options: DataOptions, report: Report) -> Dataset:
-    """Load the data set; mean and deviation of the options replace its own."""
+def load_for(options: DataOptions, report: Report) -> Dataset:
+    """Load the data set of the options; their mean and deviation replace its own."""
     if options.path:
         from fedtailor.data.own.read import load_own
 

@@ -19,7 +19,8 @@ from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.data.build import DividedData
-from fedtailor.data.dataset import EncoderRecord, InputKind, Normalization
+from fedtailor.data.dataset import Dataset, EncoderRecord, InputKind, Normalization
+from fedtailor.data.options import DataOptions
 
 if TYPE_CHECKING:
     from fedtailor.data.cell_rules import CellRules
@@ -129,8 +130,14 @@ class InputSpecification:
 
 def input_specification(divided: DividedData, normalize: Normalization) -> InputSpecification:
     """Return the specification of a run's inputs, from its data and their normalization."""
-    dataset = divided.dataset
-    options = divided.division.options
+    inputs = inputs_of(divided.dataset, divided.division.options, normalize)
+    return replace(inputs, cells=_cell_rules(divided))
+
+
+def inputs_of(
+    dataset: Dataset, options: DataOptions, normalize: Normalization
+) -> InputSpecification:
+    """Return the specification of inputs that are not the cells of a table."""
     return InputSpecification(
         kind=dataset.kind,
         shape=dataset.input_shape,
@@ -144,7 +151,6 @@ def input_specification(divided: DividedData, normalize: Normalization) -> Input
         color=options.color,
         dataset=dataset.name,
         columns=dataset.columns,
-        cells=_cell_rules(divided),
         l2=normalize.l2,
         encoder=dataset.encoder,
     )

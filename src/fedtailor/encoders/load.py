@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedtailor.encoders.encoder import ONNX, Encoder
+from fedtailor.core.errors import ConfigError
+from fedtailor.encoders.encoder import KEY, ONNX, Encoder
 
 
 def load_encoder(target: str) -> Encoder:
@@ -22,3 +23,24 @@ def load_encoder(target: str) -> Encoder:
     from fedtailor.encoders.module import ModuleEncoder
 
     return ModuleEncoder.load(target)
+
+
+def load_unchanged(target: str, digest: str) -> Encoder:
+    """Return the encoder that made some features.
+
+    Args:
+        target: by which it was loaded then.
+        digest: that it had.
+
+    Raises:
+        ConfigError: it is not there, or has another digest now; the message has both.
+    """
+    encoder = load_encoder(target)
+    if encoder.digest != digest:
+        message = (
+            f"encoder '{target}' has changed: its digest is {encoder.digest}, and that of the "
+            f"features is {digest}."
+        )
+        raise ConfigError(message, key=KEY, allowed=digest, got=encoder.digest)
+
+    return encoder

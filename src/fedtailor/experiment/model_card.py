@@ -68,6 +68,7 @@ def model_card(
         "seed": config.seeds[0],
         "round": round,
         "adaptation": algorithm.adaptation_summary(new=new),
+        "encoder": _encoder_of(inputs),
         "participated": participated,
     }
 
@@ -92,6 +93,15 @@ def model_card(
         "tensors": {path: list(leaf.shape) for path, leaf in tree.paths(personal).items()},
     }
     return origin | facts | content
+
+
+def _encoder_of(inputs: InputSpecification) -> dict[str, str] | None:
+    """Return which encoder makes the inputs of a model; None if there is none."""
+    encoder = inputs.encoder
+    if encoder is None:
+        return None
+
+    return {"target": encoder.target, "digest": encoder.digest, "license": encoder.license}
 
 
 def personal_models(

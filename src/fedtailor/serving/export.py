@@ -18,8 +18,11 @@ from fedtailor.core.atomic import make_folder, safe_name, to_json, write_whole
 from fedtailor.core.errors import RunError, describe_error, find_name
 from fedtailor.core.options import wrong_value
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.encoders.onnx_file import OnnxEncoder
 from fedtailor.experiment.reader import refuse_inside_run
+from fedtailor.serving.encoded import EncodedModule
 from fedtailor.serving.model import PersonalModel
+from fedtailor.serving.onnx_graphs import behind_encoder
 from fedtailor.serving.trace import OPSET, require_onnx, to_onnx, traced
 
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
@@ -32,6 +35,7 @@ _CARD_KEYS = (
     "seed",
     "round",
     "adaptation",
+    "encoder",
     "holds_examples",
     "scores",
 )
@@ -165,7 +169,12 @@ def _meaning(inputs: InputSpecification) -> str:
 
 
 def _onnx(model: PersonalModel) -> bytes:
-    return to_onnx(traced(model.module, model.inputs, model.temperature))
+    module = model.module
+    if isinstance(module, EncodedModule) and isinstance(module.encoder, OnnxEncoder):
+        head = to_onnx(traced(module.head, module.head_inputs, model.temperature))
+        return behind_encoder(head, module.encoder.path, model.inputs)
+
+    return to_onnx(traced(module, model.inputs, model.temperature))
 
 
 def _torch_export(model: PersonalModel) -> bytes:
@@ -175,13 +184,19 @@ def _torch_export(model: PersonalModel) -> bytes:
 
 
 def _safetensors(model: PersonalModel) -> bytes:
-    """Return the tensors of the model, and those of its preprocessing."""
+    """Return the tensors of the model, and those of its preprocessing; an encoder is left out."""
+    module = model.module
+    inputs = model.inputs
+    if isinstance(module, EncodedModule):
+        inputs = module.head_inputs
+        module = module.head
+
     tensors = {
-        "preprocessing.white": np.array(model.inputs.white),
-        "preprocessing.mean": model.inputs.mean,
-        "preprocessing.std": model.inputs.std,
+        "preprocessing.white": np.array(inputs.white),
+        "preprocessing.mean": inputs.mean,
+        "preprocessing.std": inputs.std,
     }
-    for path, value in tree.paths(model.module.tree()).items():
+    for path, value in tree.paths(module.tree()).items():
         tensors[path.replace("/", ".")] = np.ascontiguousarray(value.numpy())
 
     data: bytes = safetensors.numpy.save(tensors)

@@ -16,6 +16,7 @@ from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.experiment.reader import RunRecords
 from fedtailor.models import build_model
+from fedtailor.serving.encoded import with_encoder
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.module import PersonalModule
 from fedtailor.serving.own_model import own_model
@@ -52,15 +53,16 @@ def load_method(records: RunRecords) -> TrainedMethod:
 def load_model(records: RunRecords, client: str | int) -> PersonalModel:
     """Return the model that a client of a run of one seed uses.
 
-    It is its personal model. With ``serve.fallback = "best"``, it is what the client would use
+    It takes raw inputs, also where an encoder makes those of the model. It is the client's personal
+    model. With ``serve.fallback = "best"``, it is what the client would use
     alone where the personal model is not clearly better.
 
     Raises:
-        ConfigError: the configuration of the run cannot be used here.
+        ConfigError: the configuration of the run cannot be used here, or its encoder is not there.
         DataError: there is no such model, or a file is damaged.
     """
     personal = load_personal(records, client)
-    return own_model(records, personal.card, personal.inputs) or personal
+    return with_encoder(own_model(records, personal.card, personal.inputs) or personal)
 
 
 def load_personal(records: RunRecords, client: str | int) -> PersonalModel:

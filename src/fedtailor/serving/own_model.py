@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedtailor.core.reading import damaged, read_file
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.tensors import unit_rows
 from fedtailor.experiment.estimates import wilson_interval
 from fedtailor.experiment.predictions import OWN_MODELS_FILE
 from fedtailor.experiment.reader import RunRecords
@@ -94,7 +95,8 @@ class OwnModule(nn.Module):
             return x
         mean = torch.tensor(self._inputs.mean, dtype=torch.float32)
         std = torch.tensor(self._inputs.std, dtype=torch.float32)
-        return (x.float() / self._inputs.white - mean) / std
+        values = unit_rows(x.float()) if self._inputs.l2 else x.float()
+        return (values / self._inputs.white - mean) / std
 
 
 def own_model(

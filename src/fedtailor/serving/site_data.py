@@ -73,25 +73,29 @@ def load_site(
             the model.
     """
     # Pictures are read with the channels and the size that the model takes, arrays as its kind.
-    colors = {1: "gray", 3: "rgb"} if inputs.kind == "images" else {}
-    color = colors.get(inputs.shape[0], "auto")
-    kind = next(name for name, kind in KIND_OF.items() if kind == inputs.kind)
-    rules = inputs.cells
+    raw = inputs.raw
+    colors = {1: "gray", 3: "rgb"} if raw.kind == "images" else {}
+    color = colors.get(raw.shape[0], "auto")
+    kind = next(name for name, kind in KIND_OF.items() if kind == raw.kind)
+    if inputs.encoder is not None:  # arrays may be raw, or features
+        kind = "auto"
+
+    rules = raw.cells
     if decimal != "auto":
         rules = dataclasses.replace(rules or CellRules(), decimal=decimal)
 
     options = DataOptions(
         path=path,
         kind=kind,
-        image_size=inputs.image_size,
+        image_size=raw.image_size,
         color=cast(Any, color),
         label_column=label_column,
         group=group,
     )
-    like = None if inputs.columns is None else TrainingTables(inputs.columns, rules)
+    like = None if raw.columns is None else TrainingTables(raw.columns, rules)
     dataset = load_one_site(path, options, like, is_scored_only=is_scored_only)
-    stored = _stored(dataset, inputs, path)
     labels = _labels(dataset, inputs, path)
+    stored = _features(dataset, labels, inputs, path)
     decimal = "auto"
     if dataset.raw is not None:
         decimal = next(iter(dataset.raw.decimals.values()), "auto")
@@ -187,6 +191,38 @@ def _stored(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
         return dataset.x.astype(inputs.stored, copy=False)
 
     return (dataset.x.astype(np.float32) / np.float32(dataset.white)) * np.float32(inputs.white)
+
+
+def _features(
+    dataset: Dataset, labels: np.ndarray, inputs: InputSpecification, path: str
+) -> np.ndarray:
+    """Return what the model takes: stored values, or features of its encoder."""
+    if inputs.encoder is None:
+        return _stored(dataset, inputs, path)
+
+    # Features that were made before must be of the same encoder.
+    expected = inputs.encoder.digest
+    if dataset.encoder is not None:
+        got = dataset.encoder.digest
+        if got != expected:
+            message = f"'{path}' holds features of an encoder with the digest {got}; those of the "
+            message += f"model have {expected}."
+            raise DataError(message, key="data", path=path, allowed=expected, got=got)
+
+        return dataset.x
+
+    from fedtailor.data.embedding import embed_rows
+    from fedtailor.encoders.load import load_unchanged
+
+    raw = Dataset(
+        name=dataset.name,
+        x=_stored(dataset, inputs.raw, path),
+        y=labels,
+        num_classes=inputs.num_classes,
+        white=inputs.raw.white,
+    )
+    encoder = load_unchanged(inputs.encoder.target, expected)
+    return embed_rows(encoder, raw, np.arange(len(labels)))[0]
 
 
 def federation_of_one(

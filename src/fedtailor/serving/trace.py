@@ -18,6 +18,9 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.extras import install_command
 from fedtailor.core.torch_private import cdist_operator
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.encoders.encoder import Encoder
+from fedtailor.encoders.module import ModuleEncoder
+from fedtailor.serving.encoded import EncodedModule
 from fedtailor.serving.module import PersonalModule
 
 OPSET = 20
@@ -51,8 +54,25 @@ class Classifier(nn.Module):
         return logits, torch.softmax(logits / self.temperature, dim=1)
 
 
+class EncodedClassifier(nn.Module):
+    """A personal model behind the module of an encoder: stored raw values to probabilities."""
+
+    def __init__(self, module: EncodedModule, encoder: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.white = module.head_inputs.raw.white
+        self.classifier = Classifier(module.head, temperature, module.head_inputs)
+        self.eval()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and calibrated probabilities (n, classes) of stored values."""
+        features = self.encoder(x.float() / self.white)
+        logits, probabilities = self.classifier(features.float())
+        return logits, probabilities
+
+
 def traced(
-    module: PersonalModule, inputs: InputSpecification, temperature: float
+    module: PersonalModule | EncodedModule, inputs: InputSpecification, temperature: float
 ) -> ExportedProgram:
     """Trace a personal model into a program with one input, a batch of any size, and two outputs.
 
@@ -67,7 +87,12 @@ def traced(
     batch = ({0: Dim("batch", min=1)},)
     with torch.no_grad(), _quiet():
         # Draws become constants in the graph, which is traced again without them.
-        classifier = Classifier(module, temperature, inputs)
+        classifier: nn.Module
+        if isinstance(module, EncodedModule):
+            classifier = EncodedClassifier(module, _module_of(module.encoder), temperature)
+        else:
+            classifier = Classifier(module, temperature, inputs)
+
         program = torch.export.export(classifier, (example,), dynamic_shapes=batch)
         graph = program.module()
         if isinstance(graph, GraphModule) and _fix_draws(graph):
@@ -78,6 +103,18 @@ def traced(
         decompositions[cdist_operator()] = _distances
         decomposed: ExportedProgram = program.run_decompositions(decompositions)
         return decomposed
+
+
+def _module_of(encoder: Encoder) -> nn.Module:
+    """Return the module of an encoder.
+
+    Raises:
+        TypeError: it is a graph of ONNX.
+    """
+    if not isinstance(encoder, ModuleEncoder):
+        raise TypeError("its encoder is an ONNX file, which goes into the format onnx only")
+
+    return encoder.module
 
 
 def to_onnx(program: ExportedProgram) -> bytes:

@@ -111,6 +111,22 @@ def show_fetched(record: Mapping[str, Any]) -> None:
         say(f"note: {record['elsewhere']}")
 
 
+def show_embedded(record: Mapping[str, Any]) -> None:
+    """Print what features were written."""
+    rows = []
+    for site, examples in list(record["sites"].items())[:_MOST_ROWS]:
+        rows.append([shortened(site) or "(no sites)", f"{examples:,}"])
+
+    hidden = len(record["sites"]) - len(rows)
+    below = f"{hidden} more sites: --json lists all." if hidden else ""
+    title = f"{record['out']}: {record['dimension']} features of {record['encoder']}"
+    table(title, ["site", "examples"], rows, below=below)
+    for note in record["notes"]:
+        say(f"note: {note}")
+
+    say(f"Train on them: fedtailor run --data {record['out']}")
+
+
 def show_check(record: Mapping[str, Any]) -> None:
     """Print what was found in a user's data: a row per site, then the problems by kind."""
     rows = []

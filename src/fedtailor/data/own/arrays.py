@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.dataset import AS_THEY_ARE, Dataset, Normalization
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord, Normalization
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import ArrayKind, DataOptions
 from fedtailor.data.own.examples import Examples, one_source
@@ -28,7 +29,7 @@ from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.npz import read_archive
 from fedtailor.data.own.patterns import MAX_CLASSES, option_text
 
-_ARRAYS = ("x", "y", "class_names")
+_ARRAYS = ("x", "y", "class_names", "groups", "encoder")
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, ...] = ("train", "test")
@@ -57,6 +58,7 @@ class SiteArrays(NamedTuple):
     x: np.ndarray
     """Pictures, series or features, numbers; :func:`read_npz_sites` says which shapes."""
     y: np.ndarray  # (rows,), numbers
+    groups: np.ndarray | None = None  # (rows,), the group of each row, such as its patient
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,11 +82,13 @@ class _Scale(NamedTuple):
 def read_npz_sites(
     folder: Path, sites: list[tuple[str, dict[str, Path]]], options: DataOptions, findings: Findings
 ) -> Dataset | None:
-    """Read the arrays ``x``, ``y`` and perhaps ``class_names`` of every site.
+    """Read the arrays ``x``, ``y`` and perhaps ``class_names`` and others of every site.
 
     ``x`` holds numbers: pictures (rows, height, width) or (rows, height, width, channels), features
     (rows, features), or, with ``data.kind = "series"``, series (rows, times, channels). ``y`` is
-    (rows,), whole numbers from 0.
+    (rows,), whole numbers from 0. ``groups`` (rows,) are whole numbers too, and the same number at
+    two sites is the same group. ``encoder`` is the record of the encoder that made features; all
+    files must have the same one.
 
     Args:
         folder: the data's folder; problems name files relative to it.
@@ -98,6 +102,7 @@ def read_npz_sites(
     digests: dict[str, str] = {}
     parts = []
     names: dict[str, tuple[str, ...]] = {}  # class names by the file that has them
+    encoders: dict[str, EncoderRecord | None] = {}  # by file
     left = MAX_TOTAL_BYTES
     for site, by_part in sites:
         for part in PARTS:
@@ -112,7 +117,9 @@ def read_npz_sites(
 
             # The limit is for all files together, so that the memory holds them.
             left -= sum(array.nbytes for array in arrays.values())
-            parts.append(SiteArrays(place, part, arrays["x"], arrays["y"]))
+            groups = arrays.get("groups")
+            parts.append(SiteArrays(place, part, arrays["x"], arrays["y"], groups))
+            encoders[place.path] = _read_encoder(arrays.get("encoder"), place)
             class_names = _read_names(arrays.get("class_names"), place)
             if class_names:
                 names[place.path] = class_names
@@ -120,9 +127,11 @@ def read_npz_sites(
     site_names = [site for site, _ in sites]
     sources = one_source(folder.name, digests)
     common = _common_names(names, findings)
-    return combine_arrays(
+    encoder = _common_encoder(encoders, findings)
+    dataset = combine_arrays(
         folder.name, site_names, parts, common, options, findings, sources=sources
     )
+    return dataset and replace(dataset, encoder=encoder)
 
 
 def _read_file(
@@ -147,7 +156,7 @@ def _read_file(
         return None
 
     if len(present) > len(arrays):
-        message = f"Only x, y and class_names are used; the arrays are: {names}."
+        message = f"Only {listed(_ARRAYS)} are used; the arrays are: {names}."
         place.add("unused_array", message)
 
     return arrays
@@ -169,6 +178,36 @@ def _read_names(array: np.ndarray | None, place: FindingPlace) -> tuple[str, ...
     )
     place.add("wrong_class_names", message)
     return ()
+
+
+def _read_encoder(array: np.ndarray | None, place: FindingPlace) -> EncoderRecord | None:
+    """Return the record of an encoder; None, with the problem added, if it is damaged."""
+    if array is None:
+        return None
+
+    try:
+        return EncoderRecord(**json.loads(str(array)))
+    except (TypeError, ValueError):
+        place.add("wrong_encoder", "The array encoder is not the record of one.")
+        return None
+
+
+def _common_encoder(
+    encoders: Mapping[str, EncoderRecord | None], findings: Findings
+) -> EncoderRecord | None:
+    """Return the encoder of all files; the first file with features of another one is an error."""
+    digests = {path: record.digest if record else "none" for path, record in encoders.items()}
+    first = next(iter(encoders), "")
+    for path, digest in digests.items():
+        if digest != digests[first]:
+            message = (
+                f"Features of different encoders: {show(first)} has the digest {digests[first]}, "
+                f"and this file has {digest}."
+            )
+            findings.add("encoders_differ", message, path=path)
+            return None
+
+    return encoders.get(first)
 
 
 def _common_names(names: Mapping[str, tuple[str, ...]], findings: Findings) -> tuple[str, ...]:
@@ -205,6 +244,13 @@ def combine_arrays(
         findings.add_empty()
         return None
 
+    # All examples have a group, or none has.
+    with_groups = [part for part in usable if part.groups is not None]
+    for part in usable:
+        if with_groups and part.groups is None:
+            message = f"The groups are missing, which {show(with_groups[0].place.path)} has."
+            part.place.add("missing_group", message)
+
     # Counts first: they help to find a problem of the values.
     names = tuple(class_names) or _number_classes(usable, findings)
     numbers = {site: number for number, site in enumerate(site_names)}
@@ -214,6 +260,7 @@ def combine_arrays(
         y=np.concatenate([part.y for part in usable]),
         site=np.repeat([numbers[part.place.site] for part in usable], lengths),
         is_test=np.repeat([part.part == "test" for part in usable], lengths),
+        group=_groups_of(usable),
     )
     findings.sites.extend(examples.count_sites(site_names, names))
 
@@ -241,6 +288,12 @@ def combine_arrays(
         white=scale.white,
         normalize=scale.normalize,
     )
+
+
+def _groups_of(parts: Sequence[SiteArrays]) -> np.ndarray | None:
+    """Return the groups of all rows, if every part has some."""
+    groups = [part.groups for part in parts if part.groups is not None]
+    return np.concatenate(groups) if len(groups) == len(parts) else None
 
 
 def _keep_usable(
@@ -294,6 +347,10 @@ def _find_wrong_arrays(part: SiteArrays, most_classes: int, kind: ArrayKind) -> 
     if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
         message = f"Expected x and y with as many rows, got x of shape {x.shape}, y of {y.shape}."
         yield Finding("wrong_shape", message)
+
+    if part.groups is not None and (part.groups.shape != y.shape or part.groups.dtype.kind != "i"):
+        got = f"type {part.groups.dtype} of shape {part.groups.shape}"
+        yield Finding("wrong_type", f"Expected groups of whole numbers as y, got {got}.")
 
     # True and false are numbers in a table, but no pixels.
     are_features = kind == "features" or x.ndim == 2

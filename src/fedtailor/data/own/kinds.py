@@ -88,6 +88,8 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "object_array": "arrays of Python objects, which are never read",
             "wrong_class_names": "`class_names` that are not texts, or have a name twice",
             "class_names_differ": "`class_names` that differ between files",
+            "wrong_encoder": "records of encoders that are none",
+            "encoders_differ": "features of different encoders",
             "too_large": "more than 2 GiB of arrays and tables, or 32 GiB of images",
             "wrong_return": "functions that return something else",
             "unclear_kind": "arrays of three axes that can be pictures or series",
@@ -103,7 +105,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "option_unused": "options without effect on arrays",
         },
         "warning": {
-            "unused_array": "arrays besides `x`, `y` and `class_names`",
+            "unused_array": "arrays besides `x`, `y`, `class_names`, `groups` and `encoder`",
             "unused_label": "numbers below the largest label without examples",
             "axes_unusual": "series with fewer times than channels",
             "values_unscaled": (

@@ -38,6 +38,9 @@ SITE_TABLES = "SITE.csv or SITE.parquet"
 ONE_TABLE = "one .csv or .parquet file"
 FUNCTION = "package.module:function"
 
+ENCODER_FILE = "encoder.json"
+"""Beside embedded features: which encoder made them."""
+
 LAYOUTS = (
     SITE_CLASS,
     SITE_PART_CLASS,
@@ -238,6 +241,9 @@ def _refuse_spreadsheets(files: Iterable[File], findings: Findings) -> None:
 def _leave_out(files: Iterable[File], findings: Findings) -> None:
     """Add the problem of every file of another kind."""
     for file in sorted(files):
+        if file.parts[-1] == ENCODER_FILE:  # says again, for people, what the arrays say
+            continue
+
         site = file.folders[0] if file.folders else ""
         findings.add("stray_file", "This kind of file is not read.", site=site, path=file.printable)
 
