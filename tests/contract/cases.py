@@ -58,7 +58,7 @@ _FROZEN = Exemption(
     "it trains nothing: its features are those of the body that all start with, here a random one",
     date(2027, 6, 30),
 )
-_ONE_EXCHANGE = ("fed3r", "fedcgs", "fedcof", "fedncm")
+_ONE_EXCHANGE = ("fed3r", "fedcgs", "fedcof", "fedncm", "one_shot_fda")
 EXEMPTIONS: dict[tuple[str, str], Exemption] = {
     **{("pfedbayes", f"{check}-module"): _ADAM for check in ("stacked", "padding_stacked")},
     ("pfedbayes", "new_clients_learn"): _SLOW,
@@ -67,7 +67,7 @@ EXEMPTIONS: dict[tuple[str, str], Exemption] = {
     ("pfedme", "learns-cnn"): _SLOW_STEPS,
     **{("pfedgp", f"recorded-{model}"): _FACTORIZES for model in ("mlp", "module")},
     **{(name, "small_clients"): _FROZEN for name in _ONE_EXCHANGE},
-    **{(name, "learns-mlp"): _FROZEN for name in _ONE_EXCHANGE},
+    **{(name, "learns-mlp"): _FROZEN for name in _ONE_EXCHANGE if name != "one_shot_fda"},
     **{(name, "recorded-module"): _FROZEN for name in _ONE_EXCHANGE},
     ("fedfomo", "moving_buffers-module"): _STARTS,
     ("pfedhn", "moving_buffers-module"): _STARTS,

@@ -59,6 +59,7 @@ ELSEWHERE = {
     "fedproto",
     "fedrod",
     "fedsr",
+    "one_shot_fda",
     "pfedbayes",
     "pfedfda",
     "pfedgp",

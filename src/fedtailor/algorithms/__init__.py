@@ -173,6 +173,11 @@ ALGORITHMS = {
         "Liu et al. 2022",
         "a model for every client, held near the mean of all of them",
     ),
+    "one_shot_fda": Entry(
+        "fedtailor.algorithms.one_shot_fda:OneShotFDA",
+        "",
+        "two exchanges: pooled Gaussians of frozen features, a prior and an offset per client",
+    ),
     "perfedavg": Entry(
         "fedtailor.algorithms.perfedavg:PerFedAvg",
         "Fallah et al. 2020",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,15 +38,7 @@ class ServerState(NamedTuple):
     head: Any
 
 
-class _HasHead(Protocol):
-    @property
-    def body(self) -> ft.Params: ...
-
-    @property
-    def head(self) -> Any: ...
-
-
-S = TypeVar("S", bound=_HasHead)
+S = TypeVar("S")
 
 
 class Broadcast(NamedTuple):
@@ -78,12 +70,12 @@ UNUSED_TRAINING = tuple(field.name for field in dataclasses.fields(ft.Training))
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenBody(ft.OneGlobalModel, ft.Algorithm[S, tuple[()], Personal]):
-    """Base of a method that trains nothing; its server state has ``body`` and ``head``."""
+    """Base of a method that trains nothing; unless it says more, all clients share one head."""
 
     exchanges: ClassVar[int] = 1
     unused_training: ClassVar[tuple[str, ...]] = UNUSED_TRAINING
 
-    def broadcast(self, server: S, cohort: ft.Cohort) -> Broadcast:
+    def broadcast(self, server: Any, cohort: ft.Cohort) -> tree.Tree:
         """Send the head; every client makes the body itself."""
         return Broadcast(server.head)
 
@@ -91,7 +83,7 @@ class FrozenBody(ft.OneGlobalModel, ft.Algorithm[S, tuple[()], Personal]):
         """Return a client's examples as a table of features."""
         return ft.cached_features(task, task.initial(key, *ft.BODY), examples, key=key)
 
-    def global_model(self, task: ft.Task, server: S) -> Personal:  # type: ignore[override]
+    def global_model(self, task: ft.Task, server: Any) -> Any:
         """Return body and head."""
         return Personal(server.body, server.head)
 

@@ -1,0 +1,457 @@
+"""One-shot FDA: personal Gaussian classifiers on frozen features, in two exchanges.
+
+Ours. It keeps of pFedFDA (McLaughlin and Su 2024, NeurIPS) what one exchange can give, and adds a
+temperature and an offset. The features z of class c are Gaussian with mean mu_c and the covariance
+Sigma of all classes, both of the pool of all clients (as FedCGS). At client k they are moved by an
+offset o_k that all classes share, and classes are as frequent as pi_k says:
+
+    logits_c(z) = t log N(z; mu_c + o_k, Sigma) + log pi_kc.
+
+* pi_k = (n_k + kappa pi) / (n_k + kappa): its class counts n_kc, and kappa (``prior_examples``)
+  more examples of the pooled frequencies pi.
+* t (``temperature``): features are many and no Gaussians, so that the likelihood is far too sure
+  and would drown the prior.
+* o_k = w_k d_k: d_k is the mean of z - mu_y over its n_k examples, and w_k = n_k r / (n_k r + 1) by
+  empirical Bayes, where r is the variance of offsets between clients over the variance within,
+  averaged over features (one-way analysis of variance).
+* Sigma is shrunk towards its mean variance (``shrinkage``).
+
+First exchange: every client divides its examples into two random halves, and sends the sums over
+each, which also say how much offsets scatter. Second exchange: the server returns the Gaussians of
+each half. A client scores its other half with them, its own prior and its own offset, for every
+setting of a grid, and sends the losses. The server adds them up, and takes the setting of least
+loss for the Gaussians of all examples. Nothing is chosen by one client, and nothing on test data.
+
+Messages: up, first, ``counts`` (2, C), ``sums`` (2, C, d), ``squares`` (2, d (d + 1) / 2) of both
+halves and ``sites`` (sums of squares and products over clients); up, second, ``losses`` (a number
+by setting); down ``folds``, the Gaussians of both halves, and ``model``, those of all examples.
+
+Deviations: it is defined here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtailor import toolkit as ft
+from fedtailor.algorithms._closed_form import FrozenBody, Linear, Personal, as_messages, log_known
+from fedtailor.toolkit import class_sums, tree
+
+_SMALLEST_VARIANCE = 1e-9
+"""Of the mean variance: a feature of less is constant but for rounding."""
+
+
+class Grid(NamedTuple):
+    """Values of every setting among which held-out losses choose."""
+
+    shrinkage: tuple[float | Literal["oas"], ...]
+    offset: tuple[float, ...]
+    temperature: tuple[float, ...]
+    prior_examples: tuple[float, ...]
+
+
+_GRID = Grid(
+    shrinkage=(0.02, 0.05, 0.1, 0.2, 0.4, 0.7),
+    offset=(0.0, 1.0),
+    temperature=(0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0),
+    prior_examples=(0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0),
+)
+
+
+class Sites(NamedTuple):
+    """Sums over clients, by half, of what their offsets follow from.
+
+    A client has n examples, n_c of class c, whose features sum up to s.
+    """
+
+    squares: Tensor  # (2, d), s^2 / n
+    products: Tensor  # (2, classes, d), n_c s / n
+    classes: Tensor  # (2, classes, classes), n_b n_c / n
+    sizes: Tensor  # (2, 2), 1 and n^2
+
+
+class Gaussians(NamedTuple):
+    """Gaussians of classes, as linear heads for every shrinkage, with what offsets need."""
+
+    weight: Tensor  # (..., shrinkages, classes, d)
+    bias: Tensor  # (..., shrinkages, classes), -inf for classes without examples
+    means: Tensor  # (..., classes, d)
+    counts: Tensor  # (..., classes)
+    ratio: Tensor  # (...), variance of offsets between clients over that within
+
+
+class Model(NamedTuple):
+    """The Gaussians of all examples with the chosen setting."""
+
+    gaussians: Gaussians  # of one shrinkage
+    temperature: Tensor
+    prior_examples: Tensor
+
+
+class ServerState(NamedTuple):
+    """The body that all start with, the Gaussians of the halves and of all, and the model."""
+
+    body: ft.Params
+    gaussians: Gaussians  # of the halves and of all examples, (3, ...)
+    model: Model
+
+
+class ForSums(NamedTuple):
+    """What clients receive in the first exchange, where they send sums: nothing that they use."""
+
+    folds: Gaussians
+    model: Model
+
+
+class ForLosses(NamedTuple):
+    """What clients receive afterwards: the Gaussians of the halves, (2, ...), and the model."""
+
+    folds: Gaussians
+    model: Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneShotFDA(FrozenBody[ServerState]):
+    """Pooled Gaussians with each client's own prior and offset, and one temperature."""
+
+    exchanges: ClassVar[int] = 2
+    primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "personalized"
+
+    temperature: Literal["cross_validated"] | ft.PositiveFloat = "cross_validated"
+    """How much the likelihood counts beside the prior (t)."""
+    prior_examples: Literal["cross_validated"] | ft.PositiveFloat = "cross_validated"
+    """Examples of the pooled class frequencies that are added to a client's own (kappa)."""
+    shrinkage: Literal["cross_validated", "oas"] | ft.Share = "cross_validated"
+    """Share of the mean variance in the covariance; ``oas`` finds it from the covariance and the
+    number of examples (Chen et al. 2010)."""
+    offset: Literal["cross_validated"] | ft.NonNegativeFloat = "cross_validated"
+    """Times what empirical Bayes says of the variance of offsets; 0: there are none."""
+
+    @property
+    def adaptation(self) -> list[ft.Adaptation]:
+        """Count the classes, and take the mean gap of features from their class means."""
+        return [ft.WithoutTraining("class frequencies and an offset of the features")]
+
+    @property
+    def grid(self) -> Grid:
+        """The values of every setting among which losses choose; one where an option gives it."""
+        return Grid(
+            _GRID.shrinkage if self.shrinkage == "cross_validated" else (self.shrinkage,),
+            _GRID.offset if self.offset == "cross_validated" else (self.offset,),
+            _GRID.temperature if self.temperature == "cross_validated" else (self.temperature,),
+            (
+                _GRID.prior_examples
+                if self.prior_examples == "cross_validated"
+                else (self.prior_examples,)
+            ),
+        )
+
+    def messages(self, task: ft.Task) -> ft.Messages:
+        """Declare the sums of both halves, the losses, and what the server returns."""
+        nothing = self._gaussians_of_nothing(task)
+        sent_down = {
+            "folds": _part(nothing, slice(0, 2)),
+            "model": self._model(nothing, self._middle),
+        }
+        up = {**_no_sums(task), "losses": torch.zeros(self._table_shape)}
+        messages = {
+            name: ft.Field(
+                kind="counts" if name == "counts" else "statistics",
+                shapes=_shapes(value),
+                reduction="sum",
+                down=False,
+            )
+            for name, value in up.items()
+        }
+        for name, value in sent_down.items():
+            messages[name] = ft.Field(kind="statistics", shapes=_shapes(value), reduction="none")
+        return messages
+
+    def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
+        """Start with the common body, and Gaussians that know nothing."""
+        gaussians = self._gaussians_of_nothing(task)
+        model = self._model(gaussians, self._middle)
+        return ServerState(task.initial(key, *ft.BODY), gaussians, model)
+
+    def broadcast(self, server: ServerState, cohort: ft.Cohort) -> ForSums | ForLosses:
+        """Send what the server has; the type says what clients send in return."""
+        folds = _part(server.gaussians, slice(0, 2))
+        if cohort.round == 1:
+            return ForSums(folds, server.model)
+        return ForLosses(folds, server.model)
+
+    def local_update(
+        self,
+        task: ft.Task,
+        download: ft.Download[ForSums | ForLosses],
+        state: tuple[()],
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> ft.ClientUpdate:
+        """Add up both halves of the examples, or score each with the Gaussians of the other."""
+        features = self.frozen_features(task, data.train, key)
+        halves = _halves(features, key)
+        if isinstance(download.shared, ForSums):
+            sums = as_messages(_sums(halves, task.num_classes))
+            upload = {name: ft.Sum(value) for name, value in sums.items()}
+            upload["losses"] = ft.Sum(torch.zeros(self._table_shape))
+        else:
+            # the sums are at the server already: no number of them is sent
+            nothing = torch.zeros(())
+            upload = {name: ft.Sum(value, nothing) for name, value in _no_sums(task).items()}
+            upload["losses"] = ft.Sum(as_messages(self._losses(halves, download.shared.folds)))
+        return ft.ClientUpdate((), upload, metrics={"steps": torch.zeros(())})
+
+    def aggregate(
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
+    ) -> tuple[ServerState, tuple[()]]:
+        """Make the Gaussians of all clients, or take the setting of least loss."""
+        if cohort.round == 1:
+            gaussians = as_messages(self._gaussians(received))
+            return ServerState(server.body, gaussians, self._model(gaussians, self._middle)), ()
+
+        losses = received["losses"].value
+        best = torch.where(torch.isfinite(losses), losses, torch.inf).argmin()
+        setting = [int(index) for index in torch.unravel_index(best, losses.shape)]
+        return server._replace(model=self._model(server.gaussians, setting)), ()
+
+    def global_model(self, task: ft.Task, server: ServerState) -> Personal:  # type: ignore[override]
+        """Return the model with the pooled class frequencies, and without an offset."""
+        model = server.model
+        pooled = model.gaussians
+        prior = _log_prior(torch.zeros_like(pooled.counts), pooled.counts, model.prior_examples)
+        return Personal(server.body, _head(model, prior, torch.zeros_like(pooled.means[0])))
+
+    def personalize(  # type: ignore[override]
+        self,
+        task: ft.Task,
+        download: ft.Download[ForSums | ForLosses],
+        state: tuple[()],
+        data: ft.ClientData,
+        key: ft.Key,
+    ) -> Personal:
+        """Combine the Gaussians with the client's own prior and offset."""
+        model = download.shared.model
+        features = self.frozen_features(task, data.train, key)
+        own = class_sums.add_up(features, task.num_classes, "none")
+        prior = _log_prior(own.counts, model.gaussians.counts, model.prior_examples)
+        head = _head(model, prior, _offset(own, model.gaussians))
+        return Personal(task.initial(key, *ft.BODY), head)
+
+    def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
+        """Record the largest weight of the head."""
+        return {"max_head_weight": personal.head.weight.abs().max()}
+
+    @property
+    def _table_shape(self) -> tuple[int, ...]:
+        return tuple(map(len, self.grid))
+
+    @property
+    def _middle(self) -> list[int]:
+        """Return the setting in the middle of the grid, before any losses are known."""
+        return [len(values) // 2 for values in self.grid]
+
+    def _gaussians_of_nothing(self, task: ft.Task) -> Gaussians:
+        classes = task.num_classes
+        d = task.model.feature_dim
+        shrinkages = len(self.grid.shrinkage)
+        return Gaussians(
+            weight=torch.zeros(3, shrinkages, classes, d),
+            bias=torch.zeros(3, shrinkages, classes),
+            means=torch.zeros(3, classes, d),
+            counts=torch.zeros(3, classes),
+            ratio=torch.zeros(3),
+        )
+
+    def _model(self, gaussians: Gaussians, setting: Sequence[int]) -> Model:
+        """Return the Gaussians of all examples with a setting: a position in every grid."""
+        everybody = _part(gaussians, 2)
+        shrinkage, offset, temperature, prior_examples = setting
+        chosen = everybody._replace(
+            weight=everybody.weight[shrinkage],
+            bias=everybody.bias[shrinkage],
+            ratio=self.grid.offset[offset] * everybody.ratio,
+        )
+        return Model(
+            chosen,
+            torch.tensor(self.grid.temperature[temperature]),
+            torch.tensor(self.grid.prior_examples[prior_examples]),
+        )
+
+    def _gaussians(self, received: ft.Received) -> Gaussians:
+        """Return the Gaussians of both halves and of all examples, in float64."""
+        by_half = [received[name].value.double() for name in ("counts", "sums", "squares")]
+        sites = tree.map(torch.Tensor.double, received["sites"].value)
+        parts = [class_sums.ClassSums(*(sums[half] for sums in by_half)) for half in (0, 1)]
+        parts.append(class_sums.ClassSums(*(sums.sum(0) for sums in by_half)))
+        covariances = [part.within_covariance() for part in parts]
+
+        # the variance of offsets does not depend on how many examples a client has
+        ratios = [_ratio(parts[half], covariances[half], _part(sites, half)) for half in (0, 1)]
+        ratios.append((ratios[0] + ratios[1]) / 2)
+        each = map(self._of_sums, parts, covariances, ratios)
+        return Gaussians(*(torch.stack(leaves) for leaves in zip(*each, strict=True)))
+
+    def _of_sums(self, sums: class_sums.ClassSums, covariance: Tensor, ratio: Tensor) -> Gaussians:
+        """Return the Gaussians of one set of sums, for every shrinkage."""
+        means = sums.means()
+        total = sums.counts.sum()
+
+        # about the common mean, numbers are smaller; the logits change by what classes share
+        center = sums.sums.sum(0) / total.clamp_min(1.0)
+        centered = torch.where(sums.counts[:, None] > 0, means - center, 0.0)
+        weights = []
+        for shrinkage in self.grid.shrinkage:
+            matrix = class_sums.shrunk(covariance, total, shrinkage)
+            weights.append(torch.linalg.solve(matrix, centered.mT).mT)
+
+        weight = torch.stack(weights)
+        bias = -0.5 * (weight * centered).sum(-1) - weight @ center + log_known(sums.counts)
+        return Gaussians(weight, bias, means, sums.counts, ratio)
+
+    def _losses(self, halves: Sequence[ft.ExampleSet], folds: Gaussians) -> Tensor:
+        """Return the losses on both halves, each by the Gaussians of the other, by setting."""
+        first = self._losses_on(halves[1], halves[0], _part(folds, 0))
+        return first + self._losses_on(halves[0], halves[1], _part(folds, 1))
+
+    def _losses_on(
+        self, held_out: ft.ExampleSet, own: ft.ExampleSet, gaussians: Gaussians
+    ) -> Tensor:
+        """Return the losses on held-out examples, with prior and offset of the client's own half.
+
+        Examples of classes that the Gaussians do not know are left out.
+        """
+        sums = class_sums.add_up(own, len(gaussians.counts), "none")
+        priors = torch.stack(
+            [_log_prior(sums.counts, gaussians.counts, k) for k in self.grid.prior_examples]
+        )
+        scale = torch.tensor(self.grid.offset, dtype=torch.float64)
+        offsets = torch.stack(
+            [_offset(sums, gaussians._replace(ratio=gaussians.ratio * times)) for times in scale]
+        )
+
+        # log-likelihoods (shrinkages, n, classes), and what offsets take off
+        weight = gaussians.weight.double()
+        likelihood = held_out.x.double() @ weight.mT + gaussians.bias.double()[:, None]
+        moved = offsets @ weight.mT  # (shrinkages, offsets, classes)
+
+        known = gaussians.counts[held_out.y] > 0
+        counts = (held_out.weight > 0) & known
+        losses = []
+        for shrinkage, offset, temperature, _ in product(*map(range, (*self._table_shape[:3], 1))):
+            scores = likelihood[shrinkage] - moved[shrinkage, offset]
+            logits = self.grid.temperature[temperature] * scores + priors[:, None]
+            of_class = logits.gather(2, held_out.y.expand(len(priors), -1)[:, :, None])
+            loss = logits.logsumexp(2) - of_class[:, :, 0]
+            losses.append(torch.where(counts, loss, 0.0).sum(1))
+        return torch.stack(losses).reshape(self._table_shape)
+
+
+def _halves(features: ft.ExampleSet, key: ft.Key) -> tuple[ft.ExampleSet, ft.ExampleSet]:
+    """Divide examples at random into two halves, the same in every round."""
+    first = features.keep(features.size() // 2, key.common("halves"))
+    return first, features._replace(weight=features.weight - first.weight)
+
+
+def _sums(halves: Sequence[ft.ExampleSet], num_classes: int) -> dict[str, tree.Tree]:
+    """Return the sums over both halves of a client's examples."""
+    sums = [class_sums.add_up(half, num_classes, "pooled") for half in halves]
+    both = class_sums.ClassSums(*map(torch.stack, zip(*sums, strict=True)))
+
+    counts = both.counts
+    size = counts.sum(1)  # (2,)
+    total = both.sums.sum(1)  # (2, d)
+    share = counts / size.clamp_min(1.0)[:, None]
+    sites = Sites(
+        squares=total**2 / size.clamp_min(1.0)[:, None],
+        products=share[:, :, None] * total[:, None],
+        classes=share[:, :, None] * counts[:, None],
+        sizes=torch.stack([(size > 0).double(), size**2], dim=1),
+    )
+    return {**both._asdict(), "sites": sites}
+
+
+def _no_sums(task: ft.Task) -> dict[str, tree.Tree]:
+    """Return the sums over no examples."""
+    classes = task.num_classes
+    d = task.model.feature_dim
+    packed = class_sums.squares_shape("pooled", classes, d)
+    sites = Sites(
+        squares=torch.zeros(2, d),
+        products=torch.zeros(2, classes, d),
+        classes=torch.zeros(2, classes, classes),
+        sizes=torch.zeros(2, 2),
+    )
+    return {
+        "counts": torch.zeros(2, classes),
+        "sums": torch.zeros(2, classes, d),
+        "squares": torch.zeros(2, *packed),
+        "sites": sites,
+    }
+
+
+def _ratio(sums: class_sums.ClassSums, covariance: Tensor, sites: Sites) -> Tensor:
+    """Return the variance of offsets between clients over that within, averaged over features.
+
+    By the analysis of variance of a random effect in groups of different sizes (Searle, Casella
+    and McCulloch 1992, "Variance components", section 3.6); 0 where it would be negative.
+    """
+    # sum over clients of n d^2, where d is the mean gap from the class means
+    means = sums.means()
+    explained = (means * (sites.classes @ means)).sum(0)
+    scatter = sites.squares - 2.0 * (sites.products * means).sum(0) + explained
+
+    total = sums.counts.sum().clamp_min(1.0)
+    num_sites, squared_sizes = sites.sizes
+    freedom = (num_sites - 1.0).clamp_min(1.0)
+    typical_size = ((total - squared_sizes / total) / freedom).clamp_min(1.0)
+
+    within = covariance.diagonal()
+    between = (scatter / freedom - within) / typical_size
+    varies = within > _SMALLEST_VARIANCE * within.mean()
+    ratio = torch.where(varies, between / torch.where(varies, within, 1.0), 0.0)
+    mean = ratio.sum() / varies.sum().clamp_min(1)
+    return torch.where(num_sites > 1, mean.clamp_min(0.0), 0.0)
+
+
+def _log_prior(counts: Tensor, pooled: Tensor, prior_examples: Tensor | float) -> Tensor:
+    """Return the logarithms of a client's class prior, with examples of the pooled frequencies."""
+    total = pooled.double().sum()
+    frequencies = pooled.double() / total.clamp_min(1.0)
+    frequencies = torch.where(total > 0, frequencies, 1.0 / len(pooled))
+    return ((counts + prior_examples * frequencies) / (counts.sum() + prior_examples)).log()
+
+
+def _offset(own: class_sums.ClassSums, gaussians: Gaussians) -> Tensor:
+    """Return the offset of a client (d,), drawn to 0 as far as its few examples ask for it."""
+    counts = torch.where(gaussians.counts > 0, own.counts, 0.0)
+    gaps = own.sums - counts[:, None] * gaussians.means
+    gap = torch.where(counts[:, None] > 0, gaps, 0.0).sum(0)
+
+    size = counts.sum()
+    certainty = size * gaussians.ratio
+    return certainty / (certainty + 1.0) * gap / size.clamp_min(1.0)
+
+
+def _head(model: Model, log_prior: Tensor, offset: Tensor) -> Linear:
+    """Return the linear head of a model with a client's prior and offset."""
+    weight = model.gaussians.weight.double()
+    scores = model.temperature * (model.gaussians.bias.double() - weight @ offset.double())
+    head: Linear = as_messages(Linear(model.temperature * weight, scores + log_prior))
+    return head
+
+
+def _part(value: Any, index: int | slice) -> Any:
+    """Return a part of every leaf along its first axis."""
+    return tree.map(lambda leaf: leaf[index], value)
+
+
+def _shapes(value: tree.Tree) -> Any:
+    """Return the shape of every leaf."""
+    return tree.map(lambda leaf: tuple(leaf.shape), value)
