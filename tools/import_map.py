@@ -36,7 +36,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": frozenset({"deployment", "report", "testing", "serving", "experiment", "data"})
     | TORCH_FREE,
     "deployment": frozenset(
-        {"serving", "experiment", "simulation", "models", "data", "algorithms", "core"}
+        {
+            *("serving", "experiment", "simulation", "models"),
+            *("data", "algorithms", "encoders", "core"),
+        }
     ),
     "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
     "serving": frozenset(

@@ -80,8 +80,7 @@ class InputSpecification:
         if self.encoder is None:
             return self
 
-        as_they_are = {"mean": np.zeros(1), "std": np.ones(1)}
-        return specification_of(self.encoder.inputs, as_they_are)
+        return raw_inputs_of(self.encoder)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,6 +125,16 @@ class InputSpecification:
             record["encoder"] = self.encoder._asdict()
 
         return record
+
+
+def raw_inputs_of(encoder: EncoderRecord) -> InputSpecification:
+    """Return what an encoder takes, which are values as they are stored.
+
+    Raises:
+        Exception: of many kinds, if the record is not one that was made here.
+    """
+    as_they_are = {"mean": np.zeros(1), "std": np.ones(1)}
+    return specification_of(encoder.inputs, as_they_are)
 
 
 def input_specification(divided: DividedData, normalize: Normalization) -> InputSpecification:

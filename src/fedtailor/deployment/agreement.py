@@ -22,10 +22,12 @@ from fedtailor.core.task import Task
 from fedtailor.data.build import refuse_knots_without_columns
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns
-from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.dataset import EncoderRecord
+from fedtailor.data.input_specification import InputSpecification, raw_inputs_of
 from fedtailor.data.moments import ColumnMoments, merge_moments, normalization_of
 from fedtailor.data.own.sites import FEW
 from fedtailor.data.quantiles import Counts, Request, read_counts, with_knots
+from fedtailor.data.tensors import refuse_rows_without_features
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered
@@ -33,6 +35,7 @@ from fedtailor.deployment.limits import LARGEST_SHAPE, MOST_AXES, MOST_CLASSES, 
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
 from fedtailor.deployment.wire import refusal_in, whole, wrong
+from fedtailor.encoders.load import load_encoder
 from fedtailor.experiment.assembly import make_algorithm, refuse_impossible_augmentation, resolved
 from fedtailor.experiment.config import Config
 from fedtailor.models import build_model, default_model
@@ -44,6 +47,8 @@ _LISTS = ("classes", "columns")
 _HINTS = {"shape": " For pictures, set data.image_size and data.color in federation.toml."}
 _LONGEST_WORD = 80
 _LONGEST_VALUE = 200
+_LONGEST_TEXT = 10_000
+"""Characters of the license of an encoder."""
 
 
 class Member(NamedTuple):
@@ -137,7 +142,8 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
     plan = _plan(config, inputs, sites)
 
     # With the plan, sites count their examples, and say their means if these are needed.
-    standardizes = config.data.standardizes(inputs.kind)
+    is_embedded = inputs.encoder is not None
+    standardizes = config.data.standardizes(inputs.kind, is_embedded=is_embedded)
     counts = questions.ask("begin", {"moments": standardizes}, plan=plan)
     members = list(map(_member, sites, descriptions, counts))
 
@@ -245,7 +251,12 @@ def _describe(questions: _Questions, file: FederationFile) -> list[dict[str, Any
         one, other = sorted((first[0], first[-1]), key=lambda answer: answer[0])
         _check_alike(one, other)
 
-    return questions.ask("describe", {"data": dataclasses.asdict(file.config.data)}, check=check)
+    data = file.config.data
+    question: dict[str, Any] = {"data": dataclasses.asdict(data)}
+    if data.encoder:
+        question["encoder"] = load_encoder(data.encoder).digest
+
+    return questions.ask("describe", question, check=check)
 
 
 def _check_torch(name: str, head: Mapping[str, Any], deploy: DeployOptions) -> None:
@@ -260,7 +271,7 @@ def _check_torch(name: str, head: Mapping[str, Any], deploy: DeployOptions) -> N
 
 def _check_description(name: str, data: Any) -> None:
     """Check the form of what a site says of its data."""
-    keys = {*_SAME, *_LISTS, "has_test"}
+    keys = {*_SAME, *_LISTS, "has_test", "encoder"}
     if not isinstance(data, Mapping) or set(data) != keys:
         raise wrong("data", f"{', '.join(sorted(keys))} of site '{name}'", data)
 
@@ -280,6 +291,9 @@ def _check_description(name: str, data: Any) -> None:
     if not are_sizes or math.prod(shape) > LARGEST_SHAPE:
         raise wrong("data.shape", f"sizes of at most {LARGEST_SHAPE} numbers", shape)
 
+    if data["encoder"] is not None:
+        _check_encoder(name, data["encoder"])
+
     numbers = [data["white"]]
     for key in ("mean", "std"):
         if not isinstance(data[key], list) or len(data[key]) > LARGEST_SHAPE:
@@ -287,6 +301,34 @@ def _check_description(name: str, data: Any) -> None:
         numbers += data[key]
     if not all(type(number) in (int, float) for number in numbers):
         raise wrong("data", "numbers in white, mean and std", numbers)
+
+
+def _check_encoder(name: str, record: Any) -> None:
+    """Check the form of what a site says of the encoder of its features."""
+    try:
+        encoder = EncoderRecord(**record)
+        is_usable = all(
+            isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in encoder[:3]
+        )
+        raw_inputs_of(encoder)
+    except Exception:  # of wrong types: a site may say anything
+        is_usable = False
+
+    if not is_usable:
+        raise wrong("data.encoder", f"the record of the encoder of site '{name}'", record)
+
+
+def _describe_encoder(record: Mapping[str, Any] | None) -> str:
+    """Return what must be equal of the encoders of two sites; paths and licenses may differ."""
+    if record is None:
+        return "none"
+
+    inputs = record["inputs"]
+    facts = [f"the digest {record['digest']}"]
+    for name in ("kind", "shape", "stored", "white", "image_size"):
+        facts.append(f"{name} {inputs[name]}")
+
+    return ", ".join(facts)
 
 
 def _are_names(values: Any) -> bool:
@@ -299,9 +341,12 @@ def _word(value: object) -> str:
 
 def _check_alike(one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> None:
     """Refuse two sites whose data do not fit together; the message names both and both values."""
-    for key in (*_SAME, "columns"):
+    for key in (*_SAME, "columns", "encoder"):
         here = one[1][key]
         there = other[1][key]
+        if key == "encoder":
+            here = _describe_encoder(here)
+            there = _describe_encoder(there)
 
         # Tables may have their columns in any order.
         if key == "columns" and None not in (here, there):
@@ -382,8 +427,17 @@ def _inputs(
     mean = list(config.data.mean) or description["mean"]
     std = list(config.data.std) or description["std"]
 
+    encoder = None
+    if description["encoder"] is not None:
+        encoder = EncoderRecord(**description["encoder"])
+        raw = dict(encoder.inputs, num_classes=len(classes), class_names=list(classes))
+        encoder = encoder._replace(inputs=raw)
+
     # Those of all examples are known only after the sites were asked for them.
-    if config.data.standardizes(kind):
+    l2 = config.data.normalize == "l2"
+    if l2:
+        refuse_rows_without_features(kind)
+    if l2 or config.data.standardizes(kind, is_embedded=encoder is not None):
         mean = [0.0]
         std = [1.0]
 
@@ -401,6 +455,8 @@ def _inputs(
         cells=config.data.cell_rules,
         dataset="the data of the sites",
         columns=columns,
+        l2=l2,
+        encoder=encoder,
     )
 
 

@@ -85,6 +85,8 @@ share = ["scores", "metrics"]
 # Methods and models that run here; empty: all of fedtailor's own.
 algorithms = []
 models = []
+# Frozen encoders that may run here, such as "onnx:FILE".
+encoders = []
 
 # What this site answers at all (see docs/sites.md); 'fedtailor site policy FOLDER' explains it.
 [policy]

@@ -120,6 +120,9 @@ class SiteOptions:
     models: tuple[str, ...] = ()
     """Models that the site trains; empty: all of fedtailor's. Your own must be named:
     ``package.module:function``."""
+    encoders: tuple[str, ...] = ()
+    """Frozen encoders that the site may run, and whose features it uses; empty: none. See
+    ``data.encoder``."""
     policy: SitePolicy = field(default_factory=SitePolicy)
     """What the site answers at all."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,13 @@ from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, other_version, read_plan
 from fedtailor.deployment.policy import study_settings
 from fedtailor.deployment.shared_verdicts import SHARE, verdict_of
-from fedtailor.deployment.site_data import describe_dataset, divide_site, options_of, read_dataset
+from fedtailor.deployment.site_data import (
+    describe_dataset,
+    divide_site,
+    embed_dataset,
+    options_of,
+    read_dataset,
+)
 from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_run import SiteAnswer, SiteRun, reason_answer, shared_reason
 from fedtailor.deployment.site_verdict import add_verdict
@@ -173,7 +179,14 @@ class DeployedSite:
             if head.get(what) != here:
                 raise other_version(what, here, head.get(what))
 
-        dataset = read_dataset(self.options, self._reading(_data_options(head)), self.folder)
+        data = _data_options(head)
+        if data.encoder:
+            self._refuse_names("encoders", [data.encoder])
+
+        dataset = read_dataset(self.options, self._reading(data), self.folder)
+        if data.encoder:
+            dataset = embed_dataset(dataset, data, str(head.get("encoder")))
+
         for note in dataset.notes:
             if note.startswith(WARNING):
                 log.warning("%s", note)
@@ -321,18 +334,20 @@ class DeployedSite:
     def _refuse_unknown(self, plan: DeploymentPlan) -> None:
         """Refuse what the site does not allow, before any code of a method or model is imported."""
         config = plan.config
-        names = {
-            "algorithms": [config.algorithm.name],
-            "models": [config.model.name, *config.model.others],
-        }
-        for key, used in names.items():
-            allowed: Collection[str] = getattr(self.options, key)
-            for name in used:
-                # An empty list allows what comes with fedtailor, whose names have no colon.
-                if name not in allowed and (allowed or ":" in name):
-                    listed = ", ".join(allowed) or "fedtailor's own"
-                    message = f"its site.toml does not allow '{name}'. Allowed {key}: {listed}."
-                    raise ConfigError(message, key=f"site.{key}", allowed=list(allowed), got=name)
+        self._refuse_names("algorithms", [config.algorithm.name])
+        self._refuse_names("models", [config.model.name, *config.model.others])
+        if plan.inputs.encoder is not None:
+            self._refuse_names("encoders", [plan.inputs.encoder.target])
+
+    def _refuse_names(self, key: str, names: Sequence[str]) -> None:
+        """Refuse names that a list in ``site.toml`` does not allow."""
+        allowed: Collection[str] = getattr(self.options, key)
+        for name in names:
+            # An empty list allows what comes with fedtailor, whose names have no colon.
+            if name not in allowed and (allowed or ":" in name):
+                listed = ", ".join(allowed) or ("none" if key == "encoders" else "fedtailor's own")
+                message = f"its site.toml does not allow '{name}'. Allowed {key}: {listed}."
+                raise ConfigError(message, key=f"site.{key}", allowed=list(allowed), got=name)
 
     def _refuse_against_policy(self, plan: DeploymentPlan) -> None:
         """Refuse a plan outside of ``[policy]``, before any data are read."""

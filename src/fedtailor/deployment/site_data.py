@@ -8,6 +8,7 @@ bits.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,14 +16,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtailor.data.dataset import Dataset
+from fedtailor.core.errors import DataError
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord
 from fedtailor.data.division import ClientSplitter
-from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.embedding import embed_rows, with_features
+from fedtailor.data.input_specification import InputSpecification, inputs_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.site_memory import SiteMemory
+from fedtailor.encoders.load import load_encoder
 from fedtailor.serving.site_data import SiteData, load_one_site, load_site, options_written_as
+
+log = logging.getLogger("fedtailor.site")
 
 _OWN_OPTIONS = ("label_column", "group", "decimal")
 """Options of the data that a site sets in ``site.toml``."""
@@ -72,6 +78,44 @@ def read_dataset(options: SiteOptions, data: DataOptions, folder: Path) -> Datas
         return load_one_site(data.path, data)
 
 
+def embed_dataset(dataset: Dataset, data: DataOptions, digest: str) -> Dataset:
+    """Return a site's data with the features of an encoder in place of the examples.
+
+    They may be such features already. Features lie in the cache of this machine, and are made once.
+
+    Args:
+        dataset: as it was read.
+        data: the section ``[data]``, whose encoder the site allows.
+        digest: of the encoder of the server.
+
+    Raises:
+        ConfigError: the encoder is not here, or cannot be used.
+        DataError: its digest is another one; the message has both.
+    """
+    target = data.encoder
+    if dataset.encoder is not None:
+        _check_digest(target, dataset.encoder.digest, digest)
+        return dataset
+
+    # No example is read before both sides have the same encoder.
+    encoder = load_encoder(target)
+    _check_digest(target, encoder.digest, digest)
+    inputs = inputs_of(dataset, data, AS_THEY_ARE)
+    features, notes = embed_rows(encoder, dataset, np.arange(len(dataset.y)))
+    for note in notes:
+        log.warning("%s", note)
+
+    log.info("the features of %s examples are there, by %s", f"{len(dataset.y):,}", target)
+    record = EncoderRecord(target, encoder.digest, encoder.license, inputs.to_record())
+    return with_features(dataset, features, record)
+
+
+def _check_digest(target: str, here: str, there: str) -> None:
+    if here != there:
+        message = f"encoder '{target}' has the digest {here} here, and {there!s:.80} at the server."
+        raise DataError(message, key="data.encoder", allowed=there, got=here)
+
+
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Return what all sites must agree on, ready for JSON; it says nothing of single examples."""
     raw = dataset.raw
@@ -85,6 +129,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         "classes": list(dataset.class_names),
         "has_test": dataset.num_official_train < len(dataset.y),
         "columns": None if raw is None else [column.name for column in raw.columns],
+        "encoder": None if dataset.encoder is None else dataset.encoder._asdict(),
     }
 
 

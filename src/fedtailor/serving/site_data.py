@@ -95,7 +95,7 @@ def load_site(
     like = None if raw.columns is None else TrainingTables(raw.columns, rules)
     dataset = load_one_site(path, options, like, is_scored_only=is_scored_only)
     labels = _labels(dataset, inputs, path)
-    stored = _features(dataset, labels, inputs, path)
+    stored = _features(dataset, inputs, path)
     decimal = "auto"
     if dataset.raw is not None:
         decimal = next(iter(dataset.raw.decimals.values()), "auto")
@@ -193,9 +193,7 @@ def _stored(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
     return (dataset.x.astype(np.float32) / np.float32(dataset.white)) * np.float32(inputs.white)
 
 
-def _features(
-    dataset: Dataset, labels: np.ndarray, inputs: InputSpecification, path: str
-) -> np.ndarray:
+def _features(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarray:
     """Return what the model takes: stored values, or features of its encoder."""
     if inputs.encoder is None:
         return _stored(dataset, inputs, path)
@@ -214,15 +212,11 @@ def _features(
     from fedtailor.data.embedding import embed_rows
     from fedtailor.encoders.load import load_unchanged
 
-    raw = Dataset(
-        name=dataset.name,
-        x=_stored(dataset, inputs.raw, path),
-        y=labels,
-        num_classes=inputs.num_classes,
-        white=inputs.raw.white,
-    )
+    # The labels stay as they were read, with which the features may be in the cache already.
+    x = _stored(dataset, inputs.raw, path)
+    raw = dataclasses.replace(dataset, x=x, white=inputs.raw.white)
     encoder = load_unchanged(inputs.encoder.target, expected)
-    return embed_rows(encoder, raw, np.arange(len(labels)))[0]
+    return embed_rows(encoder, raw, np.arange(len(x)))[0]
 
 
 def federation_of_one(
