@@ -8,18 +8,11 @@ from fedtailor.algorithms.fedlda import FedLDA
 from fedtailor.algorithms.pfedfda import PFedFDA
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.task import Task
-from fedtailor.models.networks import LinearHeadModel
+from fedtailor.models.networks import linear
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
 
 CLASSES, CLIENTS, EXAMPLES = 10, 4, 60
-
-
-class Features(LinearHeadModel):
-    """A model without a body: its inputs are features."""
-
-    def features(self, params, x, *, weight, key, training):
-        return x, {}
 
 
 def predictions(algorithm, scale):
@@ -31,7 +24,8 @@ def predictions(algorithm, scale):
     inputs = scale * inputs / inputs.norm(dim=1, keepdim=True)
     rows = torch.arange(CLIENTS * EXAMPLES).reshape(CLIENTS, 2, EXAMPLES // 2)
     splits = [Split(train, train[:0], test) for train, test in rows]
-    task = Task(Features({}, inputs.shape[1], CLASSES), CLASSES, tuple(inputs.shape[1:]))
+    shape = tuple(inputs.shape[1:])
+    task = Task(linear(shape, CLASSES), CLASSES, shape)
     record = run(algorithm, Reference(), Federation(inputs, labels, splits, task))
 
     task = algorithm.bind(task)
@@ -45,9 +39,9 @@ def predictions(algorithm, scale):
 SCALE_FREE = [
     PFedFDA(shrinkage="oas"),
     PFedFDA(shrinkage=0.3),
-    PFedFDA(shrinkage="oas", temperature="cross_validated", prior_smoothing=0.01),
-    FedLDA(shrinkage="oas", penalty=0.0),
-    FedLDA(shrinkage="oas", penalty=0.0, temperature="cross_validated"),
+    PFedFDA.from_preset("frozen"),
+    FedLDA(shrinkage="oas"),
+    FedLDA.from_preset("frozen"),
 ]
 
 
@@ -59,10 +53,18 @@ def test_scale_free_covariances_ignore_the_scale(float64, algorithm):
     assert (small == labels).double().mean() > 0.75
 
 
-@pytest.mark.parametrize("algorithm", [PFedFDA(), FedLDA(penalty=0.0)])
+@pytest.mark.parametrize("algorithm", [PFedFDA(), FedLDA()])
 def test_the_released_ridges_drown_the_covariance_of_small_features(float64, algorithm):
     small, labels = predictions(algorithm, 1.0)
     large, _ = predictions(algorithm, 100.0)
     right_of_small = (small == labels).double().mean()
     right_of_large = (large == labels).double().mean()
     assert right_of_small < 0.5 < 0.8 < right_of_large
+
+
+def test_a_run_without_a_body_is_told_of_the_preset():
+    task = Task(linear((4,), CLASSES), CLASSES, (4,))
+    for method in (PFedFDA, FedLDA):
+        (sentence,) = method().warnings(task)
+        assert "frozen" in sentence
+        assert method.from_preset("frozen").warnings(task) == []

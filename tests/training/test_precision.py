@@ -1,15 +1,19 @@
 """Training in bfloat16: an option that changes steps and nothing else."""
 
+import re
+
 import pytest
 import torch
 
 from contract.cases import in_turn
 from federations import convolutional, make_federation, module, perceptron
+from fedtailor import make_config
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
-from fedtailor.core import task, tree
+from fedtailor.core import devices, task, tree
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import LossOutput, Training
+from fedtailor.experiment.assembly import assemble
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
@@ -105,3 +109,23 @@ def features_loss(task, params, context, batch, key):
 def test_other_precisions_are_refused():
     with pytest.raises(ConfigError, match=r"training\.precision must be one of 'full', 'bfloat16'"):
         Training(precision="float16")
+
+
+@pytest.mark.parametrize("missing", [{}, {"avx512_f": True, "avx512_bf16": False}])
+def test_a_processor_without_bfloat16_is_refused_before_the_data_are_read(monkeypatch, missing):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: missing)
+    values = {"training": {"precision": "bfloat16"}, "data": {"dataset": "cifar10", "dir": "no"}}
+    sentence = (
+        "training.precision must be 'full' on this machine, got 'bfloat16'. "
+        "The device 'cpu' has no instructions for it."
+    )
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        assemble(make_config(values), 0)
+
+
+@pytest.mark.parametrize("name", ["avx512_bf16", "amx_bf16", "bf16"])
+def test_a_processor_with_bfloat16_is_accepted(monkeypatch, name):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {name: True})
+    devices.refuse_missing_bfloat16("bfloat16", devices.HOST)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    devices.refuse_missing_bfloat16("full", devices.HOST)

@@ -14,6 +14,7 @@ neural networks", ICML.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -148,16 +149,29 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     more, less trusts the class prior more. cross_validated: one for all clients, by their losses;
     see Deviations."""
 
-    def first_state(
-        self, task: ft.Task, key: ft.Key, means: Tensor, *, scale_free: bool
-    ) -> ServerState:
+    @property
+    @abstractmethod
+    def is_scale_free(self) -> bool:
+        """Whether the scale of the features does not matter."""
+
+    def warnings(self, task: ft.Task) -> list[str]:
+        """Say that an absolute ridge does not suit features of any scale."""
+        sentences = super().warnings(task)
+        if not self.is_scale_free and not task.names(*ft.BODY):
+            sentences.append(
+                "the features stay as they are, and cov_ridge is made for those of a body that is "
+                "trained with it: preset 'frozen' does not depend on their scale"
+            )
+        return sentences
+
+    def first_state(self, task: ft.Task, key: ft.Key, means: Tensor) -> ServerState:
         """Return the common body with first means, and the identity as covariance.
 
         If no body is trained under them and the scale of the features must not matter, the means
         are 0: clients then send their own Gaussians in the first round.
         """
         body = task.initial(key, *ft.BODY)
-        if scale_free and not body:
+        if self.is_scale_free and not body:
             means = torch.zeros_like(means)
 
         losses: Tensor | tuple[()] = ()

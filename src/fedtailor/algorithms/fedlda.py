@@ -48,7 +48,8 @@ preset ``paper`` takes back the first three, and has the classifier exactly as w
   received body and Gaussian. A client's own examples are a small part of these, so there are no
   folds; of losses within 0.01 of the least the t nearest to 1 is taken.
 * ``shrinkage`` = oas is our own, in place of ``cov_ridge``. If there is no body to train, the first
-  round then has no Gaussian of the server either, and clients send their own.
+  round then has no Gaussian of the server either, and clients send their own. The preset
+  ``frozen`` is for features of a frozen encoder.
 * The body starts as the model does (PyTorch's variant of Kaiming's initialization, as in pFedFDA).
 """
 
@@ -139,6 +140,11 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     presets = {
         "reference": {},
         "paper": {"prior_smoothing": 1e-300, "cov_ridge": 0.0, "shrinkage": 0.0},
+        "frozen": {
+            "prior_smoothing": 0.01,
+            "shrinkage": "oas",
+            "temperature": "cross_validated",
+        },
     }
     preset_warnings = {
         "paper": "fedlda, preset 'paper': nothing keeps the covariance of features away from 0, "
@@ -171,6 +177,11 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     """The body of a client's personal model: the server's, or that of its own last training."""
 
     @property
+    def is_scale_free(self) -> bool:
+        """Whether the scale of the features does not matter."""
+        return self.shrinkage == "oas"
+
+    @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Count the classes for the prior."""
         return [ft.CLASS_FREQUENCIES]
@@ -179,7 +190,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         """Start from the common body, small uniform means and the identity."""
         d = task.model.feature_dim
         means = _SPREAD * (2.0 * ft.uniform(key.common("means"), (task.num_classes, d)) - 1.0)
-        return self.first_state(task, key, means, scale_free=self.shrinkage == "oas")
+        return self.first_state(task, key, means)
 
     def init_client(
         self, task: ft.Task, info: ft.ClientInfo, key: ft.Key
@@ -258,7 +269,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         }
         if isinstance(personal.temperature, Tensor):
             numbers["temperature"] = personal.temperature
-        if self.shrinkage != "oas" and self.cov_ridge:
+        if self.cov_ridge and not self.is_scale_free:
             ratio = ridge_to_variance(personal.covariance, self.cov_ridge)
             numbers["ridge_to_variance"] = ratio
         return numbers
@@ -282,7 +293,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         # Sigma_i; Sigma_hat is centered by the blended means
         scatter = gaussian.scatter_about(moments, means)
         count = features.weight.sum()
-        if self.shrinkage == "oas":
+        if self.is_scale_free:
             local = scale_free_covariance(scatter, count, "oas", count)
         else:
             local = gaussian.covariance(scatter, count, self.cov_ridge, 0.0)

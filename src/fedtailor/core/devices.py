@@ -28,6 +28,8 @@ _others: set[torch.device] = set()
 """The other devices on which this process has put anything: while there are none, no tensor has to
 be looked at."""
 _NOTHING = nullcontext()
+_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
+"""The instructions of processors that compute in bfloat16, by PyTorch's names."""
 
 
 def current() -> torch.device:
@@ -112,6 +114,29 @@ def find(name: str) -> torch.device:
         raise wrong_value("engine.device", f"auto, {', '.join(there)} on this machine", name, hint)
 
     return torch.device(device)
+
+
+def refuse_missing_bfloat16(precision: str, device: torch.device) -> None:
+    """Check that a device computes in bfloat16 if ``training.precision`` asks for it.
+
+    PyTorch would imitate it, and take much longer than in full precision.
+
+    Raises:
+        ConfigError: the device has no such instructions.
+    """
+    if precision != "bfloat16":
+        return
+
+    if device.type == "cuda":
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # Older versions of PyTorch cannot tell: then nothing is refused.
+        capabilities = getattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})()
+        has_bfloat16 = any(capabilities.get(name) for name in _BFLOAT16)
+
+    if not has_bfloat16:
+        hint = f"The device '{device}' has no instructions for it."
+        raise wrong_value("training.precision", "'full' on this machine", precision, hint)
 
 
 def available() -> list[str]:

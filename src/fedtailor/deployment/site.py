@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedtailor import __version__
+from fedtailor.core.devices import HOST, refuse_missing_bfloat16
 from fedtailor.core.errors import WARNING, ConfigError, DataError, FedtailorError, describe_error
 from fedtailor.data.column_summaries import summarize
 from fedtailor.data.dataset import Dataset
@@ -355,6 +356,7 @@ class DeployedSite:
         policy.check_study(study_settings(plan.config))
         algorithm = plan.algorithm
         policy.check_training(algorithm)
+        refuse_missing_bfloat16(algorithm.training.precision, HOST)
         policy.check_messages(algorithm.messages(algorithm.bind(plan.task(0))))
         policy.check_columns(plan.inputs.columns)
 

@@ -11,7 +11,7 @@ from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng, tree
 from fedtailor.core.adaptation import WithoutTraining
 from fedtailor.core.algorithm import AnyAlgorithm
-from fedtailor.core.devices import HOST
+from fedtailor.core.devices import HOST, refuse_missing_bfloat16
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import DataError, match_name, unknown_name
 from fedtailor.core.federation import Federation, Roster
@@ -194,6 +194,7 @@ def assemble(
     algorithm = make_algorithm(config)
     schedule = with_exchanges(config.schedule, algorithm)
     device = choose_device(config.engine, schedule)
+    refuse_missing_bfloat16(algorithm.training.precision, device)
     progress = progress or RunProgress()
     try:
         divided = build(config.data, run_seed=seed, dataset=dataset, report=progress.prepare)
