@@ -1,5 +1,8 @@
 """Encoders for tests: a small convolution with seeded weights, and what no encoder may be."""
 
+import os
+import time
+
 import torch
 from torch import nn
 
@@ -112,3 +115,18 @@ def write_onnx(path, module=None, *, batch=None, channels=1, side=8):
     )
     torch.onnx.export(program, dynamo=True, opset_version=20, verbose=False).save(str(path))
     return f"onnx:{path}"
+
+
+class Counting(Tiny):
+    """Takes a while, and adds a line to a file for every batch that it has finished."""
+
+    def forward(self, x):
+        time.sleep(0.02)
+        features = super().forward(x)
+        with open(os.environ["FEDTAILOR_TEST_BATCHES"], "a") as file:
+            file.write(".")
+        return features
+
+
+def counting():
+    return Counting()

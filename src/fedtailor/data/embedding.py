@@ -25,7 +25,7 @@ from fedtailor.encoders.encoder import KEY, Encoder, check_encoder, run_batch
 from fedtailor.encoders.load import load_encoder
 
 _AHEAD = 2
-"""Batches a worker that may wait for the disk."""
+"""Batches a worker that wait for it."""
 
 
 def embed(divided: DividedData, report: Report = to_nobody) -> DividedData:
@@ -106,12 +106,8 @@ def embed_rows(
             notes.append(f"the embedded features of {which} are damaged, and made again.")
 
         done = 0
-        for part, features in _encoded(encoder, dataset, missing):
-            if features.shape[1] != cache.dimension:
-                raise _other_dimension(encoder, cache.dimension, features.shape[1])
-
-            cache.write(part, features.numpy())
-            done += len(part)
+        for count in _fill(cache, encoder, dataset, missing):
+            done += count
             report(EMBEDDING, done, len(missing))
 
     return cache.features(), notes
@@ -137,23 +133,30 @@ def _stored(dataset: Dataset, rows: np.ndarray) -> Tensor:
     return model_layout(torch.from_numpy(dataset.x[rows]))
 
 
-def _encoded(
-    encoder: Encoder, dataset: Dataset, rows: np.ndarray
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Yield rows in batches, in order, with their features; several batches run at once.
+def _fill(
+    cache: FeatureCache, encoder: Encoder, dataset: Dataset, rows: np.ndarray
+) -> Iterator[int]:
+    """Yield the numbers of examples of batches as soon as their features are on the disk.
 
-    Each has one thread, so that no result depends on the number of cores.
+    Several batches run at once, each with one thread, so that no result depends on the number of
+    cores. Who computes a batch keeps it too: a killed process loses at most one a worker.
     """
     workers: SimpleQueue[Encoder] = SimpleQueue()
     count = physical_cores()
-    waiting: deque[Future[tuple[np.ndarray, Tensor]]] = deque()
+    waiting: deque[Future[int]] = deque()
 
-    def run(part: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    def run(part: np.ndarray) -> int:
         worker = workers.get()
         try:
-            return part, run_batch(worker, _stored(dataset, part), dataset.white)
+            features = run_batch(worker, _stored(dataset, part), dataset.white)
         finally:
             workers.put(worker)
+
+        if features.shape[1] != cache.dimension:
+            raise _other_dimension(encoder, cache.dimension, features.shape[1])
+
+        cache.write(part, features.numpy())
+        return len(part)
 
     with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for _ in range(count):
