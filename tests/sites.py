@@ -38,7 +38,7 @@ POLICY = {
     "least_examples": 1,
     "whole_epochs": False,
     "counts": True,
-    "single_fields": ["head", "statistics", "model", "weights", "change"],
+    "single_fields": ["head", "statistics", "model", "weights", "change", "counts", "means"],
 }
 """Of sites that are tested: divided as in a simulation, with few examples and all methods."""
 

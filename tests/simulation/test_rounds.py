@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from federations import SIZES, Planned, make_federation, module, perceptron
+from fedtailor.algorithms.fed3r import Fed3R
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.algorithms.fedbn import FedBN
@@ -433,10 +434,16 @@ def test_groups_of_clients_change_nothing(federation, monkeypatch):
     assert_same_runs(whole, run(algorithm, Reference(), federation))
 
 
-def test_groups_are_smaller_where_models_are_large(federation):
+def test_groups_are_smaller_where_models_or_messages_are_large(federation):
     found = clients.LocalClients(FedAvg(), federation, Reference(), seed=0)
     assert found._group_size() == 512
     large = replace(
         federation, common_task=Task(build_model("resnet18_gn", (3, 32, 32), 10), 10, (3, 32, 32))
     )
     assert clients.LocalClients(FedAvg(), large, Reference(), seed=0)._group_size() == 32
+
+    # a small model, whose method sends the products of 1,280 features
+    linear = Task(build_model("linear", (1280,), 10), 10, (1280,))
+    wide = replace(federation, common_task=linear)
+    assert clients.LocalClients(FedAvg(), wide, Reference(), seed=0)._group_size() == 512
+    assert clients.LocalClients(Fed3R(), wide, Reference(), seed=0)._group_size() < 100

@@ -389,10 +389,13 @@ class LocalClients:
     def _group_size(self) -> int:
         """Return how many clients run before their outputs are used.
 
-        They are fewer where models or scores are large.
+        They are fewer where models, messages or scores are large.
         """
-        task = self.federation.common_task
-        model_bytes = 4 * sum(math.prod(shape) for shape in task.model.shapes.values())
+        task = self.algorithm.bind(self.federation.common_task)
+        messages = self.algorithm.messages(task).values()
+        uploaded = sum(field.scalars() for field in messages if field.reduction != "none")
+        parameters = sum(math.prod(shape) for shape in task.model.shapes.values())
+        model_bytes = 4 * max(parameters, uploaded)
         score_bytes = 8 * (2 * SCORE_BINS + task.num_classes) * task.num_classes
         # Parameters are float32; a histogram has two rows of bins for every class.
         fitting = _GROUP_BYTES // (model_bytes + score_bytes)
