@@ -8,6 +8,9 @@ regressions: the site's own one, and one of the same expected quality, from othe
 same classes. So there is no difference in truth. For a true difference of five points, errors of
 the second model are repaired at random, so many that this is the expected gain in accuracy. Classes
 are 50:50 or 12:88; examples come alone, or as three rows of a patient that are much alike.
+
+Intervals are also compared with what they promise for two models that are not trained again: those
+of accuracies by the probability of every outcome, those of AUROCs on 10 to 60 rows by simulation.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import gammaln
+from scipy.stats import norm
 
 from benchmarks.records import describe_machine, save_record
 from fedtailor.core.schedule import Measure
+from fedtailor.experiment.paired import compare_areas, count_pairs, paired_interval
 from fedtailor.experiment.predictions import ClientPredictions
 from fedtailor.experiment.site_rows import (
     MEASURES,
@@ -35,8 +41,21 @@ SIZES = (60, 102, 150, 300)
 FOLDS = 5
 GAIN = 0.05
 """The true difference, where there is one."""
-FEDERATIONS = {0.0: 200, GAIN: 100}
-"""By true difference, for every condition."""
+FEDERATIONS = 600
+"""Without a difference, and as many with one, for every condition."""
+GIVEN_SIZES = (10, 20, 30, 60, 102, 150, 300)
+"""Examples of two models that are not trained again."""
+DISAGREE = np.arange(4, 41, 2) / 100
+"""In which share of the examples only one of them is right."""
+DIFFERENCES = (0.0, 0.05, 0.1)
+"""By how much the first one is right more often."""
+AREAS = ((0.8, 0.8), (0.9, 0.9), (0.85, 0.75))
+"""AUROC of two models whose scores are normal."""
+CORRELATIONS = (0.5, 0.9)
+"""Of their scores in a class."""
+AREA_SIZES = (10, 20, 30, 40, 60)
+POSITIVES = (0.1, 0.2, 0.3, 0.5)
+_AREA_SAMPLES = 400
 _FEATURES = 10
 _DISTANCE = 1.6
 """Between the means of the classes, in standard deviations of a feature."""
@@ -44,6 +63,7 @@ _WITHIN = 0.5
 """Standard deviation of the rows of a patient around the patient."""
 _STEPS = 7
 """Of Newton's method."""
+_ROUNDING = 1e-9
 
 
 class Condition(NamedTuple):
@@ -198,6 +218,72 @@ def measure(
     return rows
 
 
+def exact_coverage(size: int) -> list[float]:
+    """Return how often intervals of accuracies hold the difference, in percent, for given models.
+
+    One number for every share of disagreement and difference: the sum of the probabilities of all
+    outcomes whose interval holds it.
+    """
+    outcomes = [(b, c) for b in range(size + 1) for c in range(size + 1 - b)]
+    better, worse = np.array(outcomes).T
+    ends = []
+    for outcome in outcomes:
+        paired = np.zeros(size)
+        paired[: outcome[0]] = 1
+        paired[size - outcome[1] :] = -1
+        ends.append(paired_interval(paired, None))
+
+    low, high = np.array(ends).T
+    coefficients = gammaln(size + 1) - gammaln(better + 1) - gammaln(worse + 1)
+    coefficients -= gammaln(size - better - worse + 1)
+
+    coverage = []
+    for disagree, difference in itertools.product(DISAGREE, DIFFERENCES):
+        if disagree > difference:
+            first = (disagree + difference) / 2
+            second = (disagree - difference) / 2
+            logarithms = better * np.log(first) + worse * np.log(second)
+            logarithms += (size - better - worse) * np.log(1 - disagree)
+            is_held = (low <= difference + _ROUNDING) & (difference - _ROUNDING <= high)
+            coverage.append(100 * float(np.exp(coefficients + logarithms)[is_held].sum()))
+    return coverage
+
+
+def area_coverage(size: int, generator: np.random.Generator) -> list[float]:
+    """Return how often intervals of AUROCs hold the difference, in percent, for given models.
+
+    One number for every share of positives, pair of AUROCs, and correlation.
+    """
+    coverage = []
+    for share, areas, correlation in itertools.product(POSITIVES, AREAS, CORRELATIONS):
+        labels = np.zeros(size, np.int64)
+        labels[: max(2, round(share * size))] = 1
+        shifts = np.sqrt(2) * norm.ppf(areas)
+        covariance = [[1, correlation], [correlation, 1]]
+        held = 0
+        for _ in range(_AREA_SAMPLES):
+            scores = generator.multivariate_normal([0, 0], covariance, size)
+            scores += labels[:, None] * shifts
+            pairs = [count_pairs(of_model, labels == 1, labels * 0) for of_model in scores.T]
+            won = pairs[0].won - pairs[1].won
+            total = pairs[0].number.sum()
+            difference = float(won.sum() / total)
+            influence = 2 * (won - difference * pairs[0].number) / total
+            test = compare_areas(difference, influence, labels, None)
+            held += test.low <= areas[0] - areas[1] <= test.high
+
+        coverage.append(100 * held / _AREA_SAMPLES)
+    return coverage
+
+
+def _range(coverage: Sequence[float]) -> dict[str, float]:
+    return {
+        "mean": round(float(np.mean(coverage)), 1),
+        "least": round(min(coverage), 1),
+        "largest": round(max(coverage), 1),
+    }
+
+
 def _summary(equal: Sequence[SiteRow], better: Sequence[SiteRow]) -> dict[str, Any]:
     """Return the numbers of a condition by one measure, in percent of sites."""
     power = {}
@@ -234,18 +320,28 @@ def _percent(outcomes: Sequence[bool]) -> float:
 def main() -> None:
     """Measure all conditions and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a fifth of the federations")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the federations")
     parser.add_argument("--json", action="store_true", help="write the record")
     options = parser.parse_args()
 
     begin = time.perf_counter()
-    fraction = 5 if options.quick else 1
+    federations = FEDERATIONS // 10 if options.quick else FEDERATIONS
+    given = {}
+    for size in GIVEN_SIZES:
+        given[size] = _range(exact_coverage(size))
+        print(f"given models, accuracy, {size} examples: {given[size]}", flush=True)
+
+    areas = {}
+    for size in AREA_SIZES:
+        areas[size] = _range(area_coverage(size, np.random.default_rng(size)))
+        print(f"given models, auroc, {size} examples: {areas[size]}", flush=True)
+
     summaries = []
     for number, condition in enumerate(CONDITIONS):
         generator = np.random.default_rng(number)
         rows = {}
-        for gain, count in FEDERATIONS.items():
-            rows[gain] = measure(condition, count // fraction, gain, generator)
+        for gain in (0.0, GAIN):
+            rows[gain] = measure(condition, federations, gain, generator)
         for name in MEASURES:
             numbers = _summary(rows[0.0][name], rows[GAIN][name])
             summaries.append({"condition": str(condition), "measure": name, **numbers})
@@ -253,7 +349,12 @@ def main() -> None:
 
     print(f"{time.perf_counter() - begin:.0f} s")
     if options.json:
-        record = {"machine": describe_machine(), "conditions": summaries}
+        record = {
+            "machine": describe_machine(),
+            "conditions": summaries,
+            "accuracy_of_given_models": given,
+            "auroc_of_given_models": areas,
+        }
         save_record("verdicts", "quick" if options.quick else "full", record)
 
 

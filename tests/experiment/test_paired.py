@@ -1,20 +1,19 @@
 """Paired comparisons of two models: intervals, tests and areas, against hand computations."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, rankdata, t
+from scipy.optimize import minimize_scalar
+from scipy.stats import binomtest, t
 
 from fedtailor.experiment.paired import (
     compare_areas,
+    count_pairs,
     holm,
     paired_interval,
-    rank_examples,
     sign_flip_p_value,
     sum_by_group,
-    swap_gains,
 )
 
 
@@ -30,9 +29,30 @@ def test_repeated_examples_of_a_group_make_no_interval_narrower():
 
 def test_few_examples_that_agree_leave_an_interval_with_width():
     low, high = paired_interval(np.ones(5), None)
-    assert 0 < low < 0.8 and high <= 1
+    assert low < 0.8 and high == pytest.approx(1)
     low, high = paired_interval(np.zeros(10), None)
     assert low < -0.1 and high > 0.1
+    assert paired_interval(np.ones(3), np.zeros(3, int)) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(("better", "worse", "both"), [(9, 2, 29), (3, 0, 17), (0, 4, 56)])
+def test_limits_are_where_the_most_likely_shares_give_the_error(better, worse, both):
+    total = better + worse + both
+    paired = np.repeat([1.0, -1.0, 0.0], [better, worse, both])
+
+    for limit in paired_interval(paired, None):
+        # By brute force: the likelihood of the counts, over all shares with this difference.
+        def log_likelihood(share, limit=limit):
+            shares = np.array([share + limit, share, 1 - 2 * share - limit])
+            return (np.array([better, worse, both]) * np.log(shares.clip(1e-300))).sum()
+
+        bounds = (max(0.0, -limit), (1 - limit) / 2)
+        share = minimize_scalar(
+            lambda share, f=log_likelihood: -f(share), bounds=bounds, options={"xatol": 1e-10}
+        ).x
+        error = math.sqrt((2 * share + limit - limit**2) / total)
+        distance = abs((better - worse) / total - limit) / (1.05 * error)
+        assert distance == pytest.approx(t.ppf(0.975, total - 1), rel=1e-3)
 
 
 def test_the_paired_interval_covers_the_difference():
@@ -77,43 +97,72 @@ def test_holm_is_a_hand_computation():
     assert holm([0.02, 0.02, 0.02]) == pytest.approx([0.06] * 3)
 
 
+def area(scores, positive, models):
+    pairs = count_pairs(scores, positive, models)
+    return pairs.won.sum() / pairs.number.sum()
+
+
 def test_scores_of_two_models_are_never_ranked_together():
     # Each model ranks both kinds rightly, and the second one gives all examples low scores.
     scores = np.array([0.9, 0.8, 0.2, 0.1])
     positive = np.array([True, False, True, False])
-    assert rank_examples(scores, positive, np.array([0, 0, 1, 1])) == 1.0
-    assert rank_examples(scores, positive, np.zeros(4, int)) == 0.75
-    assert rank_examples(scores, positive, np.array([0, 1, 1, 0])) == 0.5
-    assert rank_examples(scores, positive, np.arange(4)) is None
+    assert area(scores, positive, np.array([0, 0, 1, 1])) == 1.0
+    assert area(scores, positive, np.zeros(4, int)) == 0.75
+    assert area(scores, positive, np.array([0, 1, 1, 0])) == 0.5
+    assert not count_pairs(scores, positive, np.arange(4)).number.any()
 
 
-def test_swapped_predictions_turn_the_sign_of_what_an_example_adds_to_a_difference_of_areas():
+def test_pairs_are_those_of_a_loop():
     generator = np.random.default_rng(0)
-    positive = generator.random(8) < 0.5
-    models = np.array([0] * 5 + [1] * 3)
-    # Two models whose scores are not on one scale, with ties; only ranks are swapped.
-    first = generator.normal(size=8).round(1)
-    second = 1000 * generator.normal(size=8).round(1)
-    gains = swap_gains(first, second, positive, models)
-
-    ranks = [np.zeros(8), np.zeros(8)]
-    for model, (kind, scores) in itertools.product((0, 1), enumerate((first, second))):
-        ranks[kind][models == model] = rankdata(scores[models == model])
-
-    for signs in itertools.product((1, -1), repeat=8):
-        is_swapped = np.array(signs) < 0
-        one = rank_examples(np.where(is_swapped, ranks[1], ranks[0]), positive, models)
-        other = rank_examples(np.where(is_swapped, ranks[0], ranks[1]), positive, models)
-        assert (signs * gains).sum() == pytest.approx(one - other)
+    positive = generator.random(12) < 0.5
+    models = np.array([0] * 7 + [1] * 5)
+    scores = generator.normal(size=12).round(1)
+    pairs = count_pairs(scores, positive, models)
+    for one in range(12):
+        others = [j for j in range(12) if positive[j] != positive[one] and models[j] == models[one]]
+        higher = [np.sign(scores[one] - scores[other]) for other in others]
+        sign = 1 if positive[one] else -1
+        assert pairs.number[one] == len(others)
+        assert pairs.won[one] == sum((1 + sign * of_one) / 2 for of_one in higher)
 
 
-def test_the_difference_of_areas_is_tested_by_its_interval():
-    gains = np.array([0.05] * 8 + [-0.05] * 2)
-    test = compare_areas(gains, None)
-    error = 1.2 * 0.05 * math.sqrt(10)
-    assert test.p_value == pytest.approx(2 * t.sf(0.3 / error, 9))
-    assert (test.low, test.high) == pytest.approx(t.interval(0.95, 9, 0.3, error))
-    assert compare_areas(np.zeros(3), None).p_value == 1.0
+def test_the_error_of_a_difference_of_areas_is_that_of_delong():
+    generator = np.random.default_rng(0)
+    labels = np.repeat([1, 0], [8, 30])
+    scores = generator.normal(size=(2, 38)) + labels
+    one = np.zeros(38, int)
+    pairs = [count_pairs(of_model, labels == 1, one) for of_model in scores]
+    total = pairs[0].number.sum()
+    won = pairs[0].won - pairs[1].won
+    difference = won.sum() / total
+    influence = 2 * (won - difference * pairs[0].number) / total
+    test = compare_areas(difference, influence, labels, None)
+
+    # DeLong's components: of every example, in which share of its pairs only one model is right.
+    components = won / pairs[0].number
+    variances = [
+        components[labels == label].var(ddof=1) / count + (0.2 / count) ** 2
+        for label, count in ((1, 8), (0, 30))
+    ]
+    degrees = sum(variances) ** 2 / (variances[0] ** 2 / 7 + variances[1] ** 2 / 29)
+    error = 1.05 * math.sqrt(sum(variances))
+    assert (test.low, test.high) == pytest.approx(t.interval(0.95, degrees, difference, error))
+    assert test.p_value == pytest.approx(2 * t.sf(abs(difference) / error, degrees))
+
+
+def test_areas_that_say_nothing_of_others_and_repeated_examples_of_a_group():
+    labels = np.repeat([1, 0], [1, 30])
+    low, high, p_value = compare_areas(1.0, np.zeros(31), labels, None)[1:]
+    assert low < 0 and high == 1.0 and p_value > 0.05
+
+    generator = np.random.default_rng(0)
+    labels = np.repeat([1, 0], 20)
+    influence = generator.normal(size=40) / 200
+    alone = compare_areas(0.1, influence, labels, None)
+    repeated = compare_areas(
+        0.1, np.repeat(influence / 4, 4), np.repeat(labels, 4), np.repeat(np.arange(40), 4)
+    )
+    assert repeated == pytest.approx(alone)
 
 
 def test_sums_of_any_size_can_be_flipped():
@@ -126,21 +175,17 @@ def test_sums_of_any_size_can_be_flipped():
 
 def test_the_interval_of_a_balanced_difference_is_that_of_its_strata():
     generator = np.random.default_rng(1)
-    paired = generator.integers(-1, 2, 50).astype(float)
-    strata = np.repeat([0, 1], [42, 8])
-    ends = [paired_interval(paired[strata == stratum], None) for stratum in (0, 1)]
-    centers = [(low + high) / 2 for low, high in ends]
-    low, high = paired_interval(paired, None, strata)
-    assert (low + high) / 2 == pytest.approx(np.mean(centers))
+    parts = [generator.integers(-1, 2, 900), generator.choice([-1, 0, 1], 2_000, p=[0.0, 0.9, 0.1])]
+    strata = np.repeat([0, 1], [900, 2_000])
+    low, high = paired_interval(np.concatenate(parts).astype(float), None, strata)
 
-    # Each half-width is that of a t distribution; together they have Satterthwaite's degrees.
-    errors = [
-        (high - low) / 2 / t.ppf(0.975, n - 1) for (low, high), n in zip(ends, (42, 8), strict=True)
-    ]
-    variances = np.square(errors) / 4
-    degrees = variances.sum() ** 2 / (variances**2 / [41, 7]).sum()
-    assert (high - low) / 2 == pytest.approx(t.ppf(0.975, degrees) * math.sqrt(variances.sum()))
-    assert paired_interval(np.ones(3), None, np.array([0, 0, 1])) == (-1.0, 1.0)
+    # Zou and Donner 2008.
+    ends = [paired_interval(part.astype(float), None) for part in parts]
+    means = [part.mean() for part in parts]
+    below = math.hypot(*(mean - low for mean, (low, _) in zip(means, ends, strict=True)))
+    above = math.hypot(*(high - mean for mean, (_, high) in zip(means, ends, strict=True)))
+    assert low == pytest.approx(np.mean(means) - below / 2, rel=1e-3)
+    assert high == pytest.approx(np.mean(means) + above / 2, rel=1e-3)
 
 
 def test_sums_by_group():

@@ -15,13 +15,14 @@ import numpy as np
 
 from fedtailor.core.schedule import Measure as Measure
 from fedtailor.experiment.paired import (
+    AreaTest,
+    Pairs,
     compare_areas,
+    count_pairs,
     holm,
     paired_interval,
-    rank_examples,
     sign_flip_p_value,
     sum_by_group,
-    swap_gains,
 )
 from fedtailor.experiment.predictions import ClientPredictions
 
@@ -45,7 +46,7 @@ def rule(measure: Measure, num_sites: int) -> str:
     """Return what the verdicts mean."""
     test = "a two-sided sign-flip test of the paired differences in"
     if measure == "auroc":
-        test = "a two-sided test, by swaps of both models' predictions, of the difference in"
+        test = "a two-sided t test, with the error of DeLong et al. (1988), of the difference in"
 
     correction = "corrected for the number of sites by Holm's method"
     if num_sites == 1:
@@ -185,37 +186,35 @@ class _Tests(NamedTuple):
 
     def areas(self, model: str) -> list[float]:
         """Return the AUROC of a model for every class that has one."""
-        areas = []
+        pairs = [self._pairs(label, model) for label in self._ranked_classes()]
+        return [float(one.won.sum() / one.number.sum()) for one in pairs if one.number.any()]
+
+    def compare_areas(self) -> AreaTest | None:
+        """Compare both models' AUROC, the mean over classes; None if the examples have none."""
+        differences = []
+        influences = []
         for label in self._ranked_classes():
-            scores = self._scores_for(label, model)
-            areas.append(rank_examples(scores, self.labels == label, self.trainings))
-        return [area for area in areas if area is not None]
+            pairs = self._pairs(label, PERSONALIZED)
+            total = pairs.number.sum()
+            if total:
+                more_won = pairs.won - self._pairs(label, OWN).won
+                differences.append(more_won.sum() / total)
+                influences.append(2 * (more_won - differences[-1] * pairs.number) / total)
 
-    def gains(self, measure: Measure) -> np.ndarray | None:
-        """Return what every example adds to the difference from the own model (examples,).
+        if not differences:
+            return None
+        influence = np.bincount(self.examples, weights=np.mean(influences, axis=0))
+        return compare_areas(float(np.mean(differences)), influence, self.classes, self.groups)
 
-        With the predictions of both models swapped, it would add the negative of it. None if the
-        examples have no AUROC.
-        """
+    def gains(self, measure: Measure) -> np.ndarray:
+        """Return what every example adds to a difference of (balanced) accuracies (examples,)."""
         if measure == "accuracy":
             return self.right_more_often() / len(self.labels)
 
-        if measure == "balanced_accuracy":
-            counts = np.bincount(self.labels)
-            sizes = counts[self.classes] * np.count_nonzero(counts)
-            gains: np.ndarray = self.right_more_often() / sizes
-            return gains
-
-        by_class = []
-        for label in self._ranked_classes():
-            scores = self._scores_for(label, PERSONALIZED)
-            others = self._scores_for(label, OWN)
-            by_class.append(swap_gains(scores, others, self.labels == label, self.trainings))
-
-        ranked = [of_class for of_class in by_class if of_class is not None]
-        if not ranked:
-            return None
-        return np.bincount(self.examples, weights=np.mean(ranked, axis=0))
+        counts = np.bincount(self.labels)
+        sizes = counts[self.classes] * np.count_nonzero(counts)
+        gains: np.ndarray = self.right_more_often() / sizes
+        return gains
 
     def _ranked_classes(self) -> list[int]:
         """Return the classes with an AUROC against the rest; of two classes, both have the same."""
@@ -223,9 +222,9 @@ class _Tests(NamedTuple):
         labels: list[int] = [1] if num_classes == 2 else np.unique(self.labels).tolist()
         return labels
 
-    def _scores_for(self, label: int, model: str) -> np.ndarray:
-        scores: np.ndarray = np.nan_to_num(self.probabilities[model][:, label])
-        return scores
+    def _pairs(self, label: int, model: str) -> Pairs:
+        scores = np.nan_to_num(self.probabilities[model][:, label])
+        return count_pairs(scores, self.labels == label, self.trainings)
 
 
 def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
@@ -338,24 +337,19 @@ def _row(
 
 
 def _p_value(tests: _Tests, measure: Measure) -> float:
-    gains = tests.gains(measure)
-    if gains is None:
-        return 1.0
     if measure == "auroc":
-        return compare_areas(gains, tests.groups).p_value
-    return sign_flip_p_value(sum_by_group(gains, tests.groups))
+        test = tests.compare_areas()
+        return 1.0 if test is None else test.p_value
+    return sign_flip_p_value(sum_by_group(tests.gains(measure), tests.groups))
 
 
 def _difference(tests: _Tests, measure: Measure) -> Paired | None:
     """Return the difference of the personalized model from the own one, with its interval."""
-    gains = tests.gains(measure)
-    if gains is None:
-        return None
-
-    difference = float(gains.sum())
     if measure == "auroc":
-        low, high, _ = compare_areas(gains, tests.groups)
-        return Paired(difference, low, high)
+        test = tests.compare_areas()
+        return None if test is None else Paired(test.difference, test.low, test.high)
+
+    difference = float(tests.gains(measure).sum())
 
     # The share of an example's tests in which only one model is right.
     shares = tests.right_more_often() * (len(tests.classes) / len(tests.labels))
