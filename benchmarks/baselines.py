@@ -12,12 +12,27 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from joblib.externals.loky import get_reusable_executor
 
-from fedtailor.baselines import Inputs, LabeledInputs, SiteExamples, train_sites
+from fedtailor.baselines import Inputs, LabeledInputs, SiteExamples, TrainedBaselines, train_sites
 from fedtailor.core.schedule import BASELINE_NAMES
+
+
+def _train(
+    names: Sequence[str],
+    parts: Iterable[tuple[np.ndarray, np.ndarray]],
+    labeled: LabeledInputs,
+    num_classes: int,
+) -> Iterator[TrainedBaselines]:
+    """Train the baselines of sites, given by the rows to train on and to test on."""
+    sites = (
+        SiteExamples(names, labeled.take(training), labeled.inputs.take(test))
+        for training, test in parts
+    )
+    return train_sites(sites, num_values=labeled.inputs.stored.size, num_classes=num_classes)
 
 
 def main() -> None:
@@ -37,18 +52,18 @@ def main() -> None:
     parts = np.arange(rows).reshape(options.sites, options.examples)
     num_test = options.examples // 5
     labeled = LabeledInputs(inputs, y)
-    pooled = (parts[:, num_test:].ravel(), parts[:, :num_test].ravel(), False)
-    alone = [(part[num_test:], part[:num_test], True) for part in parts]
+    alone = [(part[num_test:], part[:num_test]) for part in parts]
+    together = (parts[:, num_test:].ravel(), parts[:, :num_test].ravel())
 
     for names in (*((name,) for name in BASELINE_NAMES), BASELINE_NAMES):
         start = time.perf_counter()
         before = sum(os.times()[:4])
-        sites = (
-            SiteExamples(labeled.take(training), inputs.take(test), choose)
-            for training, test, choose in (pooled, *alone)
-        )
-        trained = train_sites(names, sites, num_values=x.size, num_classes=options.classes)
-        assert len(list(trained)) == options.sites + 1
+
+        # At every site the best one; of all data in one place, those that are best anywhere.
+        best = {site.best for site in _train(names, alone, labeled, options.classes)}
+        for name in sorted(best):
+            list(_train((name,), [together], labeled, options.classes))
+
         seconds = time.perf_counter() - start
 
         # Processes are counted when they have ended.

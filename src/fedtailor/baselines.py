@@ -4,8 +4,8 @@ Everything here depends on the examples only: what is drawn is always the same, 
 trained in one thread.
 
     models = train_baselines(BASELINE_NAMES, training, test, num_classes=2)
-    models.probabilities["random_forest"]  # (test examples, classes)
-    models.best  # the one to compare a federation with
+    models.best  # the one to compare a federation with, such as "random_forest"
+    models.probabilities[models.best]  # (test examples, classes)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from fedtailor.core.errors import one_line
 
-VERSION = 4
+VERSION = 5
 """Of the models: predictions of another version are made again."""
 FEWEST_EXAMPLES = 10
 """Training examples without which only the majority class is of use."""
@@ -74,6 +74,7 @@ class TrainedBaselines(NamedTuple):
     """What baselines say about test examples."""
 
     probabilities: dict[str, np.ndarray]  # each (n, classes), float32
+    """Of the best one, or of all if none was to be chosen."""
     best: str | None
     """The one that was best in a cross-validation on the training examples; None: there is none."""
     missing: dict[str, str]
@@ -111,7 +112,7 @@ def train_baselines(
     choose: bool = True,
     keep: bool = False,
 ) -> TrainedBaselines:
-    """Train baselines, and let them predict test examples, whose labels are not known here.
+    """Train the best baseline, and let it predict test examples, whose labels are not known here.
 
     * ``majority``: the class frequencies of the training examples.
     * ``logistic_regression``: of standardized inputs; its regularization is chosen by the
@@ -133,7 +134,7 @@ def train_baselines(
         training: training and validation examples of the site.
         test: the inputs of its test examples.
         num_classes: of the labels.
-        choose: whether the best one is wanted; without it, only settings are compared.
+        choose: whether to train the best one only; without it, all are trained.
         keep: whether to return the best model.
     """
     reasons = _reasons_against(names, training)
@@ -141,34 +142,37 @@ def train_baselines(
     if not usable:
         return TrainedBaselines({}, None, reasons)
 
+    probabilities: dict[str, np.ndarray] = {}
+    model = None
     with _one_quiet_thread():
         random = np.random.default_rng([_SEED, len(training.labels)])
         losses = _cross_validate(
             usable, _drawn(training, _MOST_CHOSEN_ON, random), num_classes, choose=choose
         )
-        probabilities: dict[str, np.ndarray] = {}
-        models: dict[str, _Fitted] = {}
         examples = _drawn(training, MOST_EXAMPLES, random)
         examples, test, scaler = _standardize(usable, examples, test)
-        for name in usable:
+        for name in _by_loss(usable, losses):
             candidate = _best_of(_candidates(name), losses)
             try:
                 fitted = _fit(candidate._replace(trees=_TREES), examples)
                 predicted = _predict(fitted, test, num_classes)
-            except ValueError as reason:  # of scikit-learn
+            except ValueError as reason:  # of scikit-learn: the next one is the best
                 reasons[name] = one_line(str(reason))
-            else:
-                probabilities[name] = predicted.astype(np.float32)
-                models[name] = fitted
+                continue
 
-    best = _best_name(list(probabilities), losses)
-    model = _to_arrays(models[best], scaler) if keep and best is not None else None
+            probabilities[name] = predicted.astype(np.float32)
+            if choose:
+                model = _to_arrays(fitted, scaler) if keep else None
+                break
+
+    best = next(iter(probabilities), None)
     return TrainedBaselines(probabilities, best, reasons, model)
 
 
 class SiteExamples(NamedTuple):
-    """Whose baselines are to be trained."""
+    """Whose baselines are to be trained; see :func:`train_baselines`."""
 
+    names: Sequence[str]
     training: LabeledInputs
     test: Inputs
     choose: bool = True
@@ -176,12 +180,11 @@ class SiteExamples(NamedTuple):
 
 
 def train_sites(
-    names: Sequence[str], sites: Iterable[SiteExamples], *, num_values: int, num_classes: int
+    sites: Iterable[SiteExamples], *, num_values: int, num_classes: int
 ) -> Iterator[TrainedBaselines]:
     """Train the baselines of sites, each alone; yield them in the order of the sites.
 
     Args:
-        names: of the baselines.
         sites: what :func:`train_baselines` gets.
         num_values: numbers in the training examples of all sites; with many, sites are shared among
             processes, which take seconds to start and change no result.
@@ -191,8 +194,11 @@ def train_sites(
 
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     processes = processors if num_values >= _PARALLEL_FROM else 1
-    train = delayed(partial(train_baselines, names, num_classes=num_classes))
-    jobs = (train(site.training, site.test, choose=site.choose, keep=site.keep) for site in sites)
+    train = delayed(partial(train_baselines, num_classes=num_classes))
+    jobs = (
+        train(site.names, site.training, site.test, choose=site.choose, keep=site.keep)
+        for site in sites
+    )
     yield from Parallel(processes, return_as="generator")(jobs)
 
 
@@ -306,15 +312,12 @@ def _best_of(candidates: Sequence[_Candidate], losses: Mapping[_Candidate, float
     return min(candidates, key=lambda candidate: losses.get(candidate, 0.0))
 
 
-def _best_name(names: Sequence[str], losses: Mapping[_Candidate, float]) -> str | None:
-    """Return the baseline with the lowest loss; without losses, the simplest one."""
-    if not names:
-        return None
-
+def _by_loss(names: Sequence[str], losses: Mapping[_Candidate, float]) -> list[str]:
+    """Return baselines by their loss, the best one first; without losses, the simplest one."""
     by_name: dict[str, float] = {}
     for candidate, loss in losses.items():
         by_name[candidate.name] = min(loss, by_name.get(candidate.name, loss))
-    return min(names, key=lambda name: by_name.get(name, 0.0))
+    return sorted(names, key=lambda name: by_name.get(name, 0.0))
 
 
 def _standardize(
@@ -361,26 +364,19 @@ def _values(name: str, inputs: Inputs) -> np.ndarray:
 def _train_forest(values: np.ndarray, indicators: np.ndarray, number: int) -> list[Any]:
     """Return the trees of a random forest, trained on indicators (n, classes).
 
-    They are those of scikit-learn's ``RandomForestRegressor``, which takes up to three times as
-    long on small tables, because it copies and checks every tree. With indicators it classifies:
-    the squared error is Gini's impurity, and means are probabilities.
+    With indicators it classifies: the squared error is Gini's impurity, and means are
+    probabilities. Classifiers of scikit-learn take longer.
     """
-    from sklearn.tree import DecisionTreeRegressor
+    from sklearn.ensemble import RandomForestRegressor
 
-    count = len(values)
-    values = values.astype(np.float32)
-    random = np.random.RandomState(_SEED)
-    tree = DecisionTreeRegressor(min_samples_leaf=3, max_features="sqrt", random_state=random)
-    trees = []
-    for seed in random.randint(np.iinfo(np.int32).max, size=number):
-        # The seed of a tree draws its examples and, once more from the beginning, its features.
-        random.seed(seed)
-        drawn = random.randint(count, size=min(count, _MOST_OF_TREE))
-        random.seed(seed)
-        weights = np.bincount(drawn, minlength=count)
-        trees.append(tree.fit(values, indicators, weights, check_input=False).tree_)
-
-    return trees
+    forest = RandomForestRegressor(
+        number,
+        min_samples_leaf=3,
+        max_features="sqrt",
+        max_samples=_MOST_OF_TREE if len(values) > _MOST_OF_TREE else None,
+        random_state=_SEED,
+    )
+    return [tree.tree_ for tree in forest.fit(values, indicators).estimators_]
 
 
 def _predict(fitted: _Fitted, inputs: Inputs, num_classes: int) -> np.ndarray:

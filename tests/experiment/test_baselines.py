@@ -79,14 +79,13 @@ def test_a_run_of_own_tables_has_them_beside_the_predictions_of_its_models(table
     run(settings(table), out=tmp_path / "run")
     models = read_predictions(tmp_path / "run" / PREDICTIONS_FILE)
     predictions = read_predictions(tmp_path / "run" / BASELINES_FILE)
-    names = {*BASELINE_NAMES, *(f"pooled_{name}" for name in BASELINE_NAMES)}
-
     assert list(predictions) == list(models) == [0, 1, 2]
     for client, content in predictions.items():
         assert content.positions.tolist() == models[client].positions.tolist()
         assert content.labels.tolist() == models[client].labels.tolist()
-        assert set(content.probabilities) == names
-        assert choices_of(tmp_path / "run")["sites"][str(client)]["best"] in BASELINE_NAMES
+        best = choices_of(tmp_path / "run")["sites"][str(client)]["best"]
+        assert best in BASELINE_NAMES
+        assert set(content.probabilities) == {best, f"pooled_{best}"}
 
 
 def test_test_labels_change_neither_predictions_nor_choices(table, tmp_path):
@@ -136,6 +135,7 @@ def test_runs_of_a_comparison_share_them_unless_anything_differs(table, tmp_path
         of_one = (tmp_path / "runs" / "one" / name).read_bytes()
         assert (tmp_path / "runs" / "two" / name).read_bytes() == of_one
 
+    calls = 2  # for the sites, and for all data in one place
     others = [
         ("split", of(table, data__seed=1)),
         ("features", of(table, data__numbers="bins")),
@@ -143,16 +143,16 @@ def test_runs_of_a_comparison_share_them_unless_anything_differs(table, tmp_path
     ]
     for number, (name, config) in enumerate(others, 1):
         add(assemble(config, 0), tmp_path / "runs" / name)
-        assert len(trainings) == number, name
+        assert len(trainings) == calls * number, name
 
     add(assemble(of(table, data__seed=1), 1), tmp_path / "runs" / "other seed")
-    assert len(trainings) == len(others), "the seed of a run does not matter"
+    assert len(trainings) == calls * len(others), "the seed of a run does not matter"
 
     # A damaged file is made again, in its own folder too.
     (tmp_path / "runs" / "one" / BASELINES_FILE).write_bytes(b"nothing")
     (tmp_path / "runs" / "two" / BASELINES_FILE).write_bytes(b"nothing")
     add(assemble(of(table), 0), tmp_path / "runs" / "one")
-    assert len(trainings) == len(others) + 1
+    assert len(trainings) == calls * (len(others) + 1)
 
 
 def test_a_finished_run_gets_the_baselines_that_it_lacks(table, tmp_path):
@@ -160,8 +160,10 @@ def test_a_finished_run_gets_the_baselines_that_it_lacks(table, tmp_path):
     run(settings(table, evaluation__baselines="none"), out=path)
     assert not (path / CHOICES_FILE).exists()
     run(settings(table, evaluation__baselines="majority,random_forest"), out=path)
+    best = choices_of(path)["sites"]["0"]["best"]
+    assert best in ("majority", "random_forest")
     names = set(read_predictions(path / BASELINES_FILE)[0].probabilities)
-    assert names == {"majority", "random_forest", "pooled_majority", "pooled_random_forest"}
+    assert names == {best, f"pooled_{best}"}
 
 
 def test_known_pictures_have_none_unless_they_are_named(tmp_path):
@@ -171,7 +173,10 @@ def test_known_pictures_have_none_unless_they_are_named(tmp_path):
 
     named = replace(config.schedule, baselines=",".join(BASELINE_NAMES))
     predictions = add(assemble(replace(config, schedule=named), 0), tmp_path / "named")
-    assert {"majority", "logistic_regression"} <= set(predictions[0].probabilities)
+    assert set(predictions[0].probabilities) <= {
+        *("majority", "logistic_regression"),
+        *("pooled_majority", "pooled_logistic_regression"),
+    }
     missing = choices_of(tmp_path / "named")["sites"]["0"]["missing"]
     assert set(missing) == {"random_forest", "gradient_boosting"}
 
@@ -210,13 +215,35 @@ def test_an_empty_column_and_a_class_with_one_example_stop_nothing():
     labels = (values[:, 0] > 0).astype(int)
     labels[0] = 2
     trained = train_baselines(
-        BASELINE_NAMES, examples(labels, values), Inputs(values, values), num_classes=4
+        BASELINE_NAMES,
+        examples(labels, values),
+        Inputs(values, values),
+        num_classes=4,
+        choose=False,
     )
+    assert set(trained.probabilities) == set(BASELINE_NAMES)
     assert trained.missing == {}
     for probabilities in trained.probabilities.values():
         assert np.isfinite(probabilities).all()
         np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-6)
         assert (probabilities[:, 3] == 0).all(), "the site has no such class"
+
+
+def test_where_the_best_one_cannot_be_trained_on_all_examples_the_next_one_is(monkeypatch):
+    values = np.random.default_rng(0).normal(size=(60, 2))
+    training = examples((values[:, 0] > 0).astype(int), values)
+    best = train_baselines(BASELINE_NAMES, training, training.inputs, num_classes=2).best
+    fit = fedtailor.baselines._fit
+
+    def failing(candidate, part):
+        if candidate.name == best and len(part.labels) == 60:
+            raise ValueError("no luck")
+        return fit(candidate, part)
+
+    monkeypatch.setattr(fedtailor.baselines, "_fit", failing)
+    trained = train_baselines(BASELINE_NAMES, training, training.inputs, num_classes=2)
+    assert trained.best != best and list(trained.probabilities) == [trained.best]
+    assert trained.missing == {best: "no luck"}
 
 
 @pytest.mark.parametrize("folds", [0, 2])
@@ -251,7 +278,9 @@ def test_models_are_those_of_scikit_learn():
     labels = (values[:, :3] + random.gumbel(size=(150, 3))).argmax(1)
     inputs = Inputs(values, values)
     names = ("logistic_regression", "random_forest")
-    trained = train_baselines(names, LabeledInputs(inputs, labels), inputs, num_classes=3)
+    trained = train_baselines(
+        names, LabeledInputs(inputs, labels), inputs, num_classes=3, choose=False
+    )
 
     forest = RandomForestRegressor(
         100, min_samples_leaf=3, max_features="sqrt", random_state=fedtailor.baselines._SEED

@@ -110,7 +110,7 @@ def add_baselines_of_one(
         keep=keep,
     )
     tests = {0: positions.test}
-    _write(path, names, tables, tests, {0: trained}, None, key="")
+    _write(path, names, tables, tests, {0: trained}, {}, key="")
     missing = {**tables.missing, **trained.missing}
     return {name: missing[name] for name in names if name in missing}
 
@@ -189,10 +189,11 @@ class InputTables(NamedTuple):
 
 def _train_all(
     parts: PreparedRun, tables: InputTables, names: tuple[str, ...], observer: RunProgress
-) -> tuple[TrainedBaselines, dict[int, TrainedBaselines]]:
-    """Return the baselines of all data in one place, and of every client with test examples.
+) -> tuple[dict[str, np.ndarray], dict[int, TrainedBaselines]]:
+    """Return what baselines of all data in one place say, and those of clients with test examples.
 
-    Reality does not allow the former. New clients give it no examples, as in the run.
+    Reality does not allow the former. New clients give it no examples, as in the run. Its arrays
+    are by name, with the test examples of one client after the other.
     """
     positions = parts.divided.positions
     clients = [client for client, part in enumerate(positions) if len(part.test)]
@@ -201,24 +202,30 @@ def _train_all(
     in_one_place = np.concatenate(training[: len(positions) - parts.divided.num_new])
     tests = np.concatenate([part.test for part in positions])
 
-    # What takes longest comes first.
-    def sites() -> Iterator[SiteExamples]:
-        yield SiteExamples(tables.examples(in_one_place), tables.inputs(tests), choose=False)
-        for client in clients:
-            inputs = tables.inputs(positions[client].test)
-            yield SiteExamples(tables.examples(training[client]), inputs, keep=keep)
+    num_values = tables.stored.shape[1] * sum(map(len, training))
+    num_classes = parts.divided.dataset.num_classes
 
-    trained = train_sites(
-        tables.trainable(names),
-        sites(),
-        num_values=tables.stored.shape[1] * sum(map(len, training)),
-        num_classes=parts.divided.dataset.num_classes,
-    )
-    pooled = next(trained)
+    def sites() -> Iterator[SiteExamples]:
+        for client in clients:
+            examples = tables.examples(training[client])
+            inputs = tables.inputs(positions[client].test)
+            yield SiteExamples(tables.trainable(names), examples, inputs, keep=keep)
+
+    trained_sites = train_sites(sites(), num_values=num_values, num_classes=num_classes)
     by_client = {}
-    for done, (client, site) in enumerate(zip(clients, trained, strict=True), 1):
+    for done, (client, site) in enumerate(zip(clients, trained_sites, strict=True), 1):
         observer.prepare("training baselines at sites", done, len(clients))
         by_client[client] = site
+
+    # Of all data in one place, the kinds that any site would use.
+    examples = tables.examples(in_one_place)
+    inputs = tables.inputs(tests)
+    best = {site.best for site in by_client.values()}
+    kinds = [name for name in names if name in best]
+    jobs = (SiteExamples((name,), examples, inputs) for name in kinds)
+    pooled: dict[str, np.ndarray] = {}
+    for trained in train_sites(jobs, num_values=num_values, num_classes=num_classes):
+        pooled |= trained.probabilities
 
     return pooled, by_client
 
@@ -229,7 +236,7 @@ def _write(
     tables: InputTables,
     tests: Mapping[int, np.ndarray],
     sites: Mapping[int, TrainedBaselines],
-    pooled: TrainedBaselines | None,
+    pooled: Mapping[str, np.ndarray],
     *,
     key: str,
 ) -> None:
@@ -242,9 +249,8 @@ def _write(
         start = end
         end += len(test)
         probabilities = dict(site.probabilities)
-        if pooled is not None:
-            for name, values in pooled.probabilities.items():
-                probabilities[f"pooled_{name}"] = values[start:end]
+        if site.best is not None and site.best in pooled:
+            probabilities[f"pooled_{site.best}"] = pooled[site.best][start:end]
 
         choices[str(client)] = {"best": site.best, "missing": {**tables.missing, **site.missing}}
         if probabilities:
@@ -263,8 +269,6 @@ def _write(
         "sha256": hashlib.sha256(_read(path)).hexdigest(),
         "sites": choices,
     }
-    if pooled is not None:
-        record["pooled"] = {"missing": {**tables.missing, **pooled.missing}}
     write_whole(path / CHOICES_FILE, to_json(record, indent=2) + "\n")
 
 

@@ -110,19 +110,23 @@ def _baselines(sources: Sequence[Path]) -> dict[int, OwnModel]:
         return {}
 
     path = source / CHOICES_FILE
-    choices = read_object(path, within=source).get("sites")
+    record = read_object(path, within=source)
+    choices = record.get("sites")
+    names = record.get("names", [])
     predictions = read_predictions(source / BASELINES_FILE)
-    if not isinstance(choices, Mapping):
-        raise damaged(path, "'sites' must be a table")
+    if not isinstance(choices, Mapping) or not isinstance(names, list):
+        raise damaged(path, "'sites' must be a table, and 'names' a list")
 
     own = {}
     for client, content in predictions.items():
         choice = choices.get(str(client))
-        name = choice.get("best") if isinstance(choice, Mapping) else None
+        if not isinstance(choice, Mapping) or choice.get("best") is None:
+            continue
 
-        # No baseline could be trained there, or none but the one that is always there.
-        trained = [one for one in content.probabilities if not one.startswith(_POOLED)]
-        if name is None or trained == [MAJORITY]:
+        # None could be trained there but the one that is always there.
+        name = choice["best"]
+        missing = choice.get("missing") or {}
+        if name == MAJORITY and all(one in missing for one in names if one != MAJORITY):
             continue
         if name not in content.probabilities:
             raise damaged(path, f"client {client} has no predictions of {name!r:.80}")
