@@ -322,7 +322,9 @@ def test_a_model_that_is_kept_predicts_as_scikit_learn(name, num_present):
         assert num_present == 1 and name in trained.missing
         return
 
-    specification = SimpleNamespace(kind="table", mean=mean, std=std, white=1.0, num_classes=3)
+    specification = SimpleNamespace(
+        kind="table", mean=mean, std=std, white=1.0, l2=False, num_classes=3
+    )
     module = OwnModule(name, trained.model, specification)
     predicted = module(torch.from_numpy(stored)).exp().numpy()
     np.testing.assert_allclose(predicted, trained.probabilities[name], atol=1e-5)
