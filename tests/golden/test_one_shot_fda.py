@@ -22,7 +22,7 @@ MANY = ([9, 7, 3], [2, 11, 6], [8, 0, 5], [0, 0, 7], [6, 5, 4])
 @pytest.fixture(autouse=True)
 def _small_grid(monkeypatch):
     """The transcription visits settings one by one."""
-    grid = Grid((0.1, 0.6), (0.0, 1.0), (0.2, 0.6, 1.5), (1.0, 30.0))
+    grid = Grid((0.1, 0.6), (0.0, 1.0), (0.0, 0.3), (0.2, 0.6, 1.5), (1.0, 30.0))
     monkeypatch.setattr(one_shot_fda, "_GRID", grid)
 
 
@@ -60,11 +60,14 @@ class Pool:
         within = np.diag(self.covariance)
         return max(0.0, ((between - within) / typical / within).mean())
 
-    def logits(self, x, own, labels, shrinkage, offset, temperature, prior_examples):
+    def logits(self, x, own, labels, shrinkage, offset, blend, temperature, prior_examples):
         """Log joint densities up to a constant, with the prior and offset of a client."""
         ratio = offset * self.ratio * len(labels)
         gap = (own - self.means[labels]).mean(0) if len(labels) else np.zeros(D)
         moved = self.means + ratio / (ratio + 1) * gap
+        for label in range(CLASSES):
+            if (labels == label).any():
+                moved[label] += blend * (own[labels == label].mean(0) - moved[label])
 
         target = np.trace(self.covariance) / D * np.eye(D)
         inverse = np.linalg.inv((1 - shrinkage) * self.covariance + shrinkage * target)
@@ -108,9 +111,10 @@ def halves_of(recorder, federation):
     [
         (MANY, {}),
         (COUNTS, {"offset": 0.0}),
+        (MANY, {"blend": True}),
         (MANY, {"temperature": 0.4, "shrinkage": 0.3, "prior_examples": 5.0, "offset": 1.0}),
     ],
-    ids=["all chosen", "no offset", "all given"],
+    ids=["all chosen", "no offset", "blend", "all given"],
 )
 def test_the_setting_of_least_loss_and_the_heads_that_follow(recorder, counts, options):
     federation = shifted(counts)

@@ -15,6 +15,8 @@ offset o_k that all classes share, and classes are as frequent as pi_k says:
   empirical Bayes, where r is the variance of offsets between clients over the variance within,
   averaged over features (one-way analysis of variance).
 * Sigma is shrunk towards its mean variance (``shrinkage``).
+* With ``blend``, the means mu_c + o_k are blended with the client's own class means, by a share as
+  in pFedFDA, where 0 is one of the choices.
 
 First exchange: every client divides its examples into two random halves, and sends the sums over
 each, which also say how much offsets scatter. Second exchange: the server returns the Gaussians of
@@ -52,6 +54,7 @@ class Grid(NamedTuple):
 
     shrinkage: tuple[float | Literal["oas"], ...]
     offset: tuple[float, ...]
+    blend: tuple[float, ...]
     temperature: tuple[float, ...]
     prior_examples: tuple[float, ...]
 
@@ -59,6 +62,7 @@ class Grid(NamedTuple):
 _GRID = Grid(
     shrinkage=(0.02, 0.05, 0.1, 0.2, 0.4, 0.7),
     offset=(0.0, 1.0),
+    blend=(0.0, 0.1, 0.25, 0.5),
     temperature=(0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0),
     prior_examples=(0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0),
 )
@@ -84,12 +88,21 @@ class Gaussians(NamedTuple):
     means: Tensor  # (..., classes, d)
     counts: Tensor  # (..., classes)
     ratio: Tensor  # (...), variance of offsets between clients over that within
+    basis: Tensor  # (..., d, d), eigenvectors of the covariance; (..., d, 0) without ``blend``
+    inverse: Tensor  # (..., shrinkages, d or 0), inverse eigenvalues of the shrunk covariance
+
+    def of_shrinkage(self, index: int) -> Gaussians:
+        """Return those of one set of examples, for one shrinkage."""
+        return self._replace(
+            weight=self.weight[index], bias=self.bias[index], inverse=self.inverse[index]
+        )
 
 
 class Model(NamedTuple):
     """The Gaussians of all examples with the chosen setting."""
 
     gaussians: Gaussians  # of one shrinkage
+    blend: Tensor
     temperature: Tensor
     prior_examples: Tensor
 
@@ -132,6 +145,9 @@ class OneShotFDA(FrozenBody[ServerState]):
     number of examples (Chen et al. 2010)."""
     offset: Literal["cross_validated"] | ft.NonNegativeFloat = "cross_validated"
     """Times what empirical Bayes says of the variance of offsets; 0: there are none."""
+    blend: bool = False
+    """Whether losses choose a share of the client's own class means too. Clients then receive the
+    covariances."""
 
     @property
     def adaptation(self) -> list[ft.Adaptation]:
@@ -144,6 +160,7 @@ class OneShotFDA(FrozenBody[ServerState]):
         return Grid(
             _GRID.shrinkage if self.shrinkage == "cross_validated" else (self.shrinkage,),
             _GRID.offset if self.offset == "cross_validated" else (self.offset,),
+            _GRID.blend if self.blend else (0.0,),
             _GRID.temperature if self.temperature == "cross_validated" else (self.temperature,),
             (
                 _GRID.prior_examples
@@ -223,10 +240,13 @@ class OneShotFDA(FrozenBody[ServerState]):
 
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:  # type: ignore[override]
         """Return the model with the pooled class frequencies, and without an offset."""
-        model = server.model
-        pooled = model.gaussians
-        prior = _log_prior(torch.zeros_like(pooled.counts), pooled.counts, model.prior_examples)
-        return Personal(server.body, _head(model, prior, torch.zeros_like(pooled.means[0])))
+        pooled = server.model.gaussians
+        nobody = class_sums.ClassSums(
+            torch.zeros_like(pooled.counts),
+            torch.zeros_like(pooled.means),
+            pooled.means.new_zeros(0),
+        )
+        return Personal(server.body, _head(server.model, nobody))
 
     def personalize(  # type: ignore[override]
         self,
@@ -237,12 +257,9 @@ class OneShotFDA(FrozenBody[ServerState]):
         key: ft.Key,
     ) -> Personal:
         """Combine the Gaussians with the client's own prior and offset."""
-        model = download.shared.model
         features = self.frozen_features(task, data.train, key)
         own = class_sums.add_up(features, task.num_classes, "none")
-        prior = _log_prior(own.counts, model.gaussians.counts, model.prior_examples)
-        head = _head(model, prior, _offset(own, model.gaussians))
-        return Personal(task.initial(key, *ft.BODY), head)
+        return Personal(task.initial(key, *ft.BODY), _head(download.shared.model, own))
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the largest weight of the head."""
@@ -261,25 +278,24 @@ class OneShotFDA(FrozenBody[ServerState]):
         classes = task.num_classes
         d = task.model.feature_dim
         shrinkages = len(self.grid.shrinkage)
+        directions = d if self.blend else 0
         return Gaussians(
             weight=torch.zeros(3, shrinkages, classes, d),
             bias=torch.zeros(3, shrinkages, classes),
             means=torch.zeros(3, classes, d),
             counts=torch.zeros(3, classes),
             ratio=torch.zeros(3),
+            basis=torch.zeros(3, d, directions),
+            inverse=torch.zeros(3, shrinkages, directions),
         )
 
     def _model(self, gaussians: Gaussians, setting: Sequence[int]) -> Model:
         """Return the Gaussians of all examples with a setting: a position in every grid."""
-        everybody = _part(gaussians, 2)
-        shrinkage, offset, temperature, prior_examples = setting
-        chosen = everybody._replace(
-            weight=everybody.weight[shrinkage],
-            bias=everybody.bias[shrinkage],
-            ratio=self.grid.offset[offset] * everybody.ratio,
-        )
+        shrinkage, offset, blend, temperature, prior_examples = setting
+        everybody = _part(gaussians, 2).of_shrinkage(shrinkage)
         return Model(
-            chosen,
+            everybody._replace(ratio=self.grid.offset[offset] * everybody.ratio),
+            torch.tensor(self.grid.blend[blend]),
             torch.tensor(self.grid.temperature[temperature]),
             torch.tensor(self.grid.prior_examples[prior_examples]),
         )
@@ -295,8 +311,8 @@ class OneShotFDA(FrozenBody[ServerState]):
         # the variance of offsets does not depend on how many examples a client has
         ratios = [_ratio(parts[half], covariances[half], _part(sites, half)) for half in (0, 1)]
         ratios.append((ratios[0] + ratios[1]) / 2)
-        each = map(self._of_sums, parts, covariances, ratios)
-        return Gaussians(*(torch.stack(leaves) for leaves in zip(*each, strict=True)))
+        gaussians: Gaussians = tree.stack(list(map(self._of_sums, parts, covariances, ratios)))
+        return gaussians
 
     def _of_sums(self, sums: class_sums.ClassSums, covariance: Tensor, ratio: Tensor) -> Gaussians:
         """Return the Gaussians of one set of sums, for every shrinkage."""
@@ -313,7 +329,17 @@ class OneShotFDA(FrozenBody[ServerState]):
 
         weight = torch.stack(weights)
         bias = -0.5 * (weight * centered).sum(-1) - weight @ center + log_known(sums.counts)
-        return Gaussians(weight, bias, means, sums.counts, ratio)
+
+        # for a blend, which needs the inverse; shrinking changes the eigenvalues only
+        basis = means.new_zeros(means.shape[1], 0)
+        inverse = means.new_zeros(len(weights), 0)
+        if self.blend:
+            eigenvalues, basis = torch.linalg.eigh(covariance)
+            diagonal = torch.diag(eigenvalues)
+            shrunk = [class_sums.shrunk(diagonal, total, share) for share in self.grid.shrinkage]
+            inverse = torch.stack([1.0 / matrix.diagonal() for matrix in shrunk])
+
+        return Gaussians(weight, bias, means, sums.counts, ratio, basis, inverse)
 
     def _losses(self, halves: Sequence[ft.ExampleSet], folds: Gaussians) -> Tensor:
         """Return the losses on both halves, each by the Gaussians of the other, by setting."""
@@ -331,25 +357,22 @@ class OneShotFDA(FrozenBody[ServerState]):
         priors = torch.stack(
             [_log_prior(sums.counts, gaussians.counts, k) for k in self.grid.prior_examples]
         )
-        scale = torch.tensor(self.grid.offset, dtype=torch.float64)
-        offsets = torch.stack(
-            [_offset(sums, gaussians._replace(ratio=gaussians.ratio * times)) for times in scale]
-        )
-
-        # log-likelihoods (shrinkages, n, classes), and what offsets take off
-        weight = gaussians.weight.double()
-        likelihood = held_out.x.double() @ weight.mT + gaussians.bias.double()[:, None]
-        moved = offsets @ weight.mT  # (shrinkages, offsets, classes)
-
+        z = held_out.x.double()
         known = gaussians.counts[held_out.y] > 0
         counts = (held_out.weight > 0) & known
+        label = held_out.y.expand(len(priors), -1)[:, :, None]
+
         losses = []
-        for shrinkage, offset, temperature, _ in product(*map(range, (*self._table_shape[:3], 1))):
-            scores = likelihood[shrinkage] - moved[shrinkage, offset]
-            logits = self.grid.temperature[temperature] * scores + priors[:, None]
-            of_class = logits.gather(2, held_out.y.expand(len(priors), -1)[:, :, None])
-            loss = logits.logsumexp(2) - of_class[:, :, 0]
-            losses.append(torch.where(counts, loss, 0.0).sum(1))
+        grid = self.grid
+        shrinkages = range(len(grid.shrinkage))
+        for shrinkage, offset, blend in product(shrinkages, grid.offset, grid.blend):
+            moved = gaussians.of_shrinkage(shrinkage)
+            moved = moved._replace(ratio=offset * moved.ratio)
+            scores = _moved(moved, sums, blend).logits(z)
+            for temperature in grid.temperature:
+                logits = temperature * scores + priors[:, None]  # (prior examples, n, classes)
+                loss = logits.logsumexp(2) - logits.gather(2, label)[:, :, 0]
+                losses.append(torch.where(counts, loss, 0.0).sum(1))
         return torch.stack(losses).reshape(self._table_shape)
 
 
@@ -439,11 +462,27 @@ def _offset(own: class_sums.ClassSums, gaussians: Gaussians) -> Tensor:
     return certainty / (certainty + 1.0) * gap / size.clamp_min(1.0)
 
 
-def _head(model: Model, log_prior: Tensor, offset: Tensor) -> Linear:
-    """Return the linear head of a model with a client's prior and offset."""
-    weight = model.gaussians.weight.double()
-    scores = model.temperature * (model.gaussians.bias.double() - weight @ offset.double())
-    head: Linear = as_messages(Linear(model.temperature * weight, scores + log_prior))
+def _moved(gaussians: Gaussians, own: class_sums.ClassSums, blend: Tensor | float) -> Linear:
+    """Return the log-likelihoods of Gaussians of one shrinkage whose means a client has moved."""
+    offset = _offset(own, gaussians)
+    weight = gaussians.weight.double()
+    bias = gaussians.bias.double() - weight @ offset
+
+    # log N(z; m_c + g_c, Sigma) - log N(z; m_c, Sigma) = g_c^T Sigma^-1 (z - m_c - g_c / 2)
+    means = gaussians.means.double() + offset
+    is_own = (own.counts > 0) & (gaussians.counts > 0)
+    gaps = blend * torch.where(is_own[:, None], own.means() - means, 0.0)
+    basis = gaussians.basis.double()
+    added = (gaps @ basis * gaussians.inverse.double()) @ basis.mT
+    return Linear(weight + added, bias - (added * (means + 0.5 * gaps)).sum(1))
+
+
+def _head(model: Model, own: class_sums.ClassSums) -> Linear:
+    """Return the linear head of a model with a client's offset, class means and prior."""
+    likelihood = _moved(model.gaussians, own, model.blend)
+    prior = _log_prior(own.counts, model.gaussians.counts, model.prior_examples)
+    weight = model.temperature * likelihood.weight
+    head: Linear = as_messages(Linear(weight, model.temperature * likelihood.bias + prior))
     return head
 
 
