@@ -102,6 +102,14 @@ def test_features_of_two_encoders_are_refused(tmp_path):
         load_own(str(tmp_path / "out"), DataOptions())
 
 
+def test_cells_of_tables_become_features_in_a_run_only(tmp_path):
+    rows = [f"{row},{row % 2}" for row in range(30)]
+    (tmp_path / "table.csv").write_text("\n".join(["age,label", *rows]))
+    dataset = load_own(str(tmp_path / "table.csv"), DataOptions())
+    with pytest.raises(DataError, match="use the option --encoder of the run"):
+        write_embedded(dataset, OPTIONS, tmp_path / "out")
+
+
 def test_a_record_that_is_none_is_refused(tmp_path):
     x = np.zeros((30, 3), np.float32) + np.arange(30)[:, None]
     for site in ("a", "b"):

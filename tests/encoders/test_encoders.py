@@ -3,13 +3,16 @@
 import hashlib
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import tiny_encoders
 from fedtailor.core.errors import ConfigError
+from fedtailor.encoders import code
 from fedtailor.encoders.encoder import check_encoder, encode
 from fedtailor.encoders.load import load_encoder
 
@@ -106,6 +109,8 @@ def test_a_worker_shares_the_weights_and_nothing_else():
 SOURCE = """
 from torch import nn
 SIZE = 4
+class Settings:
+    version = 1
 def resize(x):
     return nn.functional.interpolate(x, size=(SIZE, SIZE))
 class Encoder(nn.Module):
@@ -133,6 +138,7 @@ def unused():
         ("nn.init.zeros_", "nn.init.ones_", True),
         ("interpolate(x, size", "interpolate(x, mode='bicubic', size", True),
         ("return 1", "return 2", False),
+        ("version = 1", "version = 2", False),
     ],
 )
 def test_the_digest_covers_weights_code_and_constants(
@@ -149,6 +155,58 @@ def test_the_digest_covers_weights_code_and_constants(
             digests.append(load_encoder("of_a_user:encoder").digest)
 
     assert (digests[0] != digests[1]) == differs
+
+
+class Step:
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, x):
+        return x
+
+
+class Settings:
+    def __init__(self, number):
+        self.number = number
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differ"),
+    [
+        (Step(1), Step(1), False),
+        (Step(1), Step(2), True),
+        ([Step(1)], [Step(2)], True),
+        ({"a": 1}, {"a": 2}, True),
+        (partial(pow, 2), partial(pow, 3), True),
+        (partial(pow, 2), partial(max, 2), True),
+        (torch.nn.functional.relu, torch.nn.functional.gelu, True),
+        (np.zeros(3), np.ones(3), True),
+        (torch.zeros(2), torch.zeros(3), True),
+        ([torch.nn.Linear(1, 1)], [torch.nn.Linear(2, 1)], True),
+        (Settings(1), Settings(2), False),
+    ],
+)
+def test_the_digest_covers_what_is_plain_or_can_be_called(first, second, differ):
+    digests = []
+    for value in (first, second):
+        module = tiny_encoders.Tiny()
+        module.attribute = value
+        digests.append(code.digest_of_module(tiny_encoders.tiny, module))
+
+    assert (digests[0] != digests[1]) == differ
+
+
+def test_the_digest_does_not_depend_on_what_pytorch_gives_modules(monkeypatch):
+    digest = load_encoder("tiny_encoders:tiny").digest
+    monkeypatch.setattr(code, "_OF_EVERY_MODULE", code._OF_EVERY_MODULE | {"_of_a_later_version"})
+    original = torch.nn.Module.__init__
+
+    def later(self):
+        original(self)
+        self._of_a_later_version = 1
+
+    monkeypatch.setattr(torch.nn.Module, "__init__", later)
+    assert load_encoder("tiny_encoders:tiny").digest == digest
 
 
 def test_the_digest_of_a_file_is_that_of_its_bytes(onnx_target, tmp_path):

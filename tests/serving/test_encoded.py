@@ -100,9 +100,11 @@ def test_a_new_site_brings_pictures(folder, encoder, tmp_path):
     assert onboarded.model(0).predict(picture).shape == (1,)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "pfedfda"])
-def test_the_exported_graph_holds_encoder_and_head(folder, encoder, algorithm, tmp_path):
-    run, config = trained(folder, encoder, algorithm)
+@pytest.mark.parametrize(
+    ("algorithm", "normalize"), [("fedavg", "auto"), ("fedavg", "l2"), ("pfedfda", "auto")]
+)
+def test_the_exported_graph_holds_encoder_and_head(folder, encoder, algorithm, normalize, tmp_path):
+    run, config = trained(folder, encoder, algorithm, normalize=normalize)
     model = run.model("Oslo")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -120,7 +120,13 @@ def _new_cache(folder: Path, key: str, rows: int, dimension: int, notes: list[st
     except OSError as reason:
         why = f"they cannot be kept in '{folder.parent}' ({reason.strerror or reason})"
         notes.append(f"every run embeds the examples again: {why}.")
+
+    try:
         return FeatureCache(None, rows, dimension)
+    except MemoryError as reason:
+        what = f"{dimension} features of {rows} examples"
+        message = f"{what} fit neither into '{folder.parent}' nor into the memory."
+        raise ConfigError(message, key=KEY, got=dimension) from reason
 
 
 def _other_dimension(encoder: Encoder, expected: int, got: int) -> ConfigError:

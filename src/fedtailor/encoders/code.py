@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -15,38 +16,66 @@ from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype)
 """Types of constants that are part of a digest."""
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes that PyTorch gives all modules; they differ between its versions."""
 
 
 def digest_of_module(function: Callable[[], nn.Module], module: nn.Module) -> str:
     """Return the SHA-256 of a module, the same on every machine.
 
     It covers all parameters and buffers; the source of the function, of the classes of the module
-    and its parts, and of what these name in their own files, with plain constants there; and the
-    plain attributes of all parts. Classes of PyTorch count by their names.
+    and its parts, and of what these name in their own files, with plain constants there; and those
+    attributes of all parts that are plain, or can be called, such as transforms. Classes of PyTorch
+    count by their names. Other objects, such as settings, do not count.
 
     Args:
         function: of the user, which has made the module.
         module: what it returned.
     """
     digest = hashlib.sha256()
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        _add_tensor(digest, name, tensor)
-
     sources: dict[str, str] = {}
     _add_source(function, sources)
-    for name, part in module.named_modules():
-        _add_source(type(part), sources)
-        digest.update(f"{name}: {_name_of(type(part))}\n".encode())
-        for key, value in sorted(vars(part).items()):
-            if isinstance(value, Tensor):
-                _add_tensor(digest, key, value)
-            elif _is_plain(value):
-                digest.update(f"{key} = {value!r}\n".encode())
-
+    _add_value(digest, "", module, sources, set())
     for name, source in sorted(sources.items()):
         digest.update(f"{name}\n{source}\n".encode())
 
     return digest.hexdigest()
+
+
+def _add_value(digest: Any, path: str, value: Any, sources: dict[str, str], seen: set[int]) -> None:
+    """Add an attribute to a digest, and all that it consists of."""
+    if isinstance(value, Tensor):
+        _add_tensor(digest, path, value)
+    elif isinstance(value, np.ndarray):
+        _add_tensor(digest, path, torch.from_numpy(value))
+    elif _is_plain(value):
+        digest.update(f"{path} = {value!r}\n".encode())
+    elif isinstance(value, FunctionType | type):
+        digest.update(f"{path}: {_name_of(value)}\n".encode())
+        _add_source(value, sources)
+    elif isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            _add_value(digest, f"{path}.{key}", item, sources, seen)
+    elif callable(value) and id(value) not in seen:
+        seen.add(id(value))
+        own_name = getattr(value, "__qualname__", "")  # of functions in C
+        digest.update(f"{path}: {_name_of(type(value))} {own_name}\n".encode())
+        _add_source(type(value), sources)
+        for key, item in _attributes_of(value):
+            _add_value(digest, f"{path}.{key}", item, sources, seen)
+
+
+def _attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of an object by name; of a module also its weights and parts."""
+    if isinstance(value, partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    if not isinstance(value, nn.Module):
+        return sorted(getattr(value, "__dict__", {}).items())
+
+    own = [item for item in vars(value).items() if item[0] not in _OF_EVERY_MODULE]
+    weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]
+    return [*weights, *sorted(own), *value.named_children()]
 
 
 def _add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
