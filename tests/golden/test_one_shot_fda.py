@@ -1,5 +1,6 @@
 """One-shot FDA: two exchanges of sums, against a transcription that sees all examples at once."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -177,6 +178,16 @@ def test_classes_of_one_example_or_none_and_clients_of_one_class(recorder, count
         head = recorder.visit(2, "personalize", client).output.personal.head
         assert torch.isfinite(head.weight).all()
         assert (torch.isfinite(head.bias) == has_examples).all()
+
+
+@pytest.mark.parametrize("blend", [False, True])
+def test_in_single_precision_the_model_of_the_server_predicts_too(blend):
+    federation = shifted()
+    torch.set_default_dtype(torch.float32)
+    federation = replace(federation, x=federation.x.float())
+    report = run(OneShotFDA(blend=blend), federation)
+    assert not report.events
+    assert {each.point for each in report.evaluations} == {"global", "personalized"}
 
 
 def test_halves_are_the_same_in_both_exchanges(recorder):

@@ -241,11 +241,8 @@ class OneShotFDA(FrozenBody[ServerState]):
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:  # type: ignore[override]
         """Return the model with the pooled class frequencies, and without an offset."""
         pooled = server.model.gaussians
-        nobody = class_sums.ClassSums(
-            torch.zeros_like(pooled.counts),
-            torch.zeros_like(pooled.means),
-            pooled.means.new_zeros(0),
-        )
+        empty = torch.zeros_like(pooled.means, dtype=torch.float64)
+        nobody = class_sums.ClassSums(empty[:, 0], empty, empty[:0, 0])
         return Personal(server.body, _head(server.model, nobody))
 
     def personalize(  # type: ignore[override]
