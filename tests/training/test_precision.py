@@ -56,7 +56,7 @@ def test_every_algorithm_trains_in_it_and_keeps_its_numbers_as_they_were(name, e
                 path.endswith(("weight", "bias")) and name != "fedcr"
             ):  # whose products of experts amplify
                 assert torch.allclose(leaf, other[path], rtol=0.1, atol=0.1), path
-    assert differs
+    assert differs != ("precision" in load_algorithm(name).unused_training)
 
 
 @pytest.mark.parametrize("task", [convolutional, module])

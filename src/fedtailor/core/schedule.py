@@ -517,7 +517,7 @@ class Training:
     examples, which weighs rare classes a little less; none."""
     precision: Literal["full", "bfloat16"] = "full"
     """Precision of products and convolutions in training steps. bfloat16 changes results, and is
-    not always faster."""
+    refused where the processor does not compute in it; see docs/performance.md."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")
