@@ -27,7 +27,7 @@ from scipy.stats import norm
 
 from benchmarks.records import describe_machine, save_record
 from fedtailor.core.schedule import Measure
-from fedtailor.experiment.paired import compare_areas, count_pairs, paired_interval
+from fedtailor.experiment.paired import compare_areas, compare_pairs, count_pairs, paired_interval
 from fedtailor.experiment.predictions import ClientPredictions
 from fedtailor.experiment.site_rows import (
     MEASURES,
@@ -265,11 +265,7 @@ def area_coverage(size: int, generator: np.random.Generator) -> list[float]:
             scores = generator.multivariate_normal([0, 0], covariance, size)
             scores += labels[:, None] * shifts
             pairs = [count_pairs(of_model, labels == 1, labels * 0) for of_model in scores.T]
-            won = pairs[0].won - pairs[1].won
-            total = pairs[0].number.sum()
-            difference = float(won.sum() / total)
-            influence = 2 * (won - difference * pairs[0].number) / total
-            test = compare_areas(difference, influence, labels, None)
+            test = compare_areas(*compare_pairs(*pairs), labels, None)
             held += test.low <= areas[0] - areas[1] <= test.high
 
         coverage.append(100 * held / _AREA_SAMPLES)

@@ -9,7 +9,9 @@ from scipy.stats import binomtest, t
 
 from fedtailor.experiment.paired import (
     compare_areas,
+    compare_pairs,
     count_pairs,
+    design_effect,
     holm,
     paired_interval,
     sign_flip_p_value,
@@ -25,6 +27,21 @@ def test_repeated_examples_of_a_group_make_no_interval_narrower():
     as_if_independent = paired_interval(np.repeat(single, 8), None)
     assert repeated[1] - repeated[0] == pytest.approx(alone[1] - alone[0], rel=0.1)
     assert as_if_independent[1] - as_if_independent[0] < 0.5 * (alone[1] - alone[0])
+
+
+def test_the_design_effect_is_that_of_groups_and_repeated_tests():
+    generator = np.random.default_rng(0)
+    single = generator.choice([0.0, 1.0], 300)
+    assert design_effect(single, None) == design_effect(np.ones(4), None) == 1
+    repeated = design_effect(np.repeat(single, 4), np.repeat(np.arange(300), 4))
+    assert repeated == pytest.approx(4, rel=0.01)
+    assert design_effect(np.ones(8), np.repeat([0, 1], 4)) == 4
+    assert design_effect(np.array([1.0, 0.0, 1.0]), np.zeros(3, int)) == 3
+    assert design_effect(np.ones(7) / 3, None) == 1
+
+    # Two independent tests of an example halve the variance.
+    twice = generator.choice([0.0, 1.0], (2, 4_000)).mean(0)
+    assert design_effect(twice, None) == pytest.approx(0.5, rel=0.05)
 
 
 def test_few_examples_that_agree_leave_an_interval_with_width():
@@ -132,14 +149,12 @@ def test_the_error_of_a_difference_of_areas_is_that_of_delong():
     scores = generator.normal(size=(2, 38)) + labels
     one = np.zeros(38, int)
     pairs = [count_pairs(of_model, labels == 1, one) for of_model in scores]
-    total = pairs[0].number.sum()
-    won = pairs[0].won - pairs[1].won
-    difference = won.sum() / total
-    influence = 2 * (won - difference * pairs[0].number) / total
+    difference, influence = compare_pairs(*pairs)
     test = compare_areas(difference, influence, labels, None)
 
     # DeLong's components: of every example, in which share of its pairs only one model is right.
-    components = won / pairs[0].number
+    components = (pairs[0].won - pairs[1].won) / pairs[0].number
+    assert difference == pytest.approx(components[labels == 1].mean())
     variances = [
         components[labels == label].var(ddof=1) / count + (0.2 / count) ** 2
         for label, count in ((1, 8), (0, 30))

@@ -27,7 +27,7 @@ _HALVINGS = 50
 _MOST_COUNTED = 2**17
 """Totals that a sign-flip test counts one by one; beyond them the total is normal."""
 _NOTHING = 1e-9
-"""Share of the largest sum that only rounding can make."""
+"""Share of the largest number that only rounding can make."""
 _MOST_PARTS = 12
 """Steps in the smallest sum, if all are whole numbers of them."""
 _STEPS = 200
@@ -64,14 +64,13 @@ def paired_interval(
         >>> round(low, 3), round(high, 3)
         (-0.557, 0.735)
     """
-    groups = np.arange(len(paired)) if groups is None else groups
-    strata = np.zeros(len(paired), np.int64) if strata is None else strata
-    number = len(np.unique(groups))
+    number = len(paired) if groups is None else len(np.unique(groups))
     if number < 2:
         return -1.0, 1.0
 
-    parts = [paired[strata == name] for name in np.unique(strata)]
-    examples_for_one = _design_effect(paired, groups, strata) * _OF_TRAINING**2
+    names = [0] if strata is None else np.unique(strata)
+    parts = [paired if strata is None else paired[strata == name] for name in names]
+    examples_for_one = design_effect(paired, groups, strata) * _OF_TRAINING**2
     quantile = _t_quantile(number - 1)
     below = []
     above = []
@@ -112,23 +111,40 @@ def _lower_limit(better: float, worse: float, number: float, quantile: float) ->
     return high
 
 
-def _design_effect(paired: np.ndarray, groups: np.ndarray, strata: np.ndarray) -> float:
-    """Return how many examples tell as much as an independent one that was tested once."""
-    influence = np.zeros(len(paired))
+def design_effect(
+    values: np.ndarray, groups: np.ndarray | None, strata: np.ndarray | None = None
+) -> float:
+    """Return how many examples tell as much as an independent one that was tested once (Kish 1965).
+
+    Args:
+        values: (n,), 1, 0 or -1 for every example; a number between them if it was tested several
+            times.
+        groups: (n,), the number of the group of every example, from 0; None: each is its own.
+        strata: (n,), the number of the stratum of every example; None: there is one.
+
+    Example:
+        >>> design_effect(np.array([1, 1, 0, 0]), np.array([0, 0, 1, 1]))
+        2.0
+    """
+    groups = np.arange(len(values)) if groups is None else groups
+    strata = np.zeros(len(values), np.int64) if strata is None else strata
+    influence = np.zeros(len(values))
     independent = 0.0
     for name in np.unique(strata):
         members = strata == name
-        part = paired[members]
+        part = values[members]
         influence[members] = (part - part.mean()) / len(part)
         independent += float(np.abs(part).mean() - part.mean() ** 2) / len(part)
 
+    # Where nothing differs, and in a single group, each group counts as one example.
     number = len(np.unique(groups))
+    most = len(values) / number
+    if number == 1 or np.abs(influence).max() * len(values) < _NOTHING:
+        return most
+
     of_groups = float((sum_by_group(influence, groups) ** 2).sum()) * number / (number - 1)
     variance = max(of_groups, float((influence**2).sum()))
-
-    # Where nothing differs, each group counts as one example.
-    most = len(paired) / number
-    return min(most, variance / independent) if min(variance, independent) > 0 else most
+    return min(most, variance / independent)
 
 
 def _t_quantile(degrees: float) -> float:
@@ -270,6 +286,17 @@ def _number_below(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
     return numbers
 
 
+def compare_pairs(ours: Pairs, others: Pairs) -> tuple[float, np.ndarray]:
+    """Return the difference of two AUROCs, and what every example adds to it (n,).
+
+    What an average example of its class adds is subtracted (DeLong et al. 1988).
+    """
+    total = ours.number.sum()
+    more_won = ours.won - others.won
+    difference = float(more_won.sum() / total)
+    return difference, 2 * (more_won - difference * ours.number) / total
+
+
 class AreaTest(NamedTuple):
     """Whether a difference of two AUROCs is more than chance."""
 
@@ -292,8 +319,7 @@ def compare_areas(
 
     Args:
         difference: of the areas.
-        influence: (n,), what every example adds to the difference, minus what an average one of its
-            class adds.
+        influence: (n,), see :func:`compare_pairs`.
         labels: (n,), the class of every example.
         groups: (n,), the number of the group of every example, from 0; None: each is its own.
     """
@@ -327,23 +353,3 @@ def compare_areas(
     low = max(-1.0, difference - margin)
     high = min(1.0, difference + margin)
     return AreaTest(difference, low, high, p_value)
-
-
-def effective_number(right: np.ndarray, groups: np.ndarray | None) -> float:
-    """Return how many independent examples give an equal interval (Kish 1965, design effect).
-
-    Args:
-        right: 1 where the model is right (n,), else 0.
-        groups: number of the group of each example (n,), from 0; None: they are not grouped.
-    """
-    count = len(right)
-    if groups is None:
-        return count
-
-    # All right or all wrong: the variance says nothing, and groups count as one example each.
-    share = right.mean()
-    if share in (0.0, 1.0):
-        return float(groups.max()) + 1
-
-    variance = (sum_by_group(right - share, groups) ** 2).sum() / count**2
-    return float(min(count, share * (1 - share) / variance)) if variance > 0 else count

@@ -18,6 +18,7 @@ from fedtailor.experiment.paired import (
     AreaTest,
     Pairs,
     compare_areas,
+    compare_pairs,
     count_pairs,
     holm,
     paired_interval,
@@ -195,16 +196,15 @@ class _Tests(NamedTuple):
         influences = []
         for label in self._ranked_classes():
             pairs = self._pairs(label, PERSONALIZED)
-            total = pairs.number.sum()
-            if total:
-                more_won = pairs.won - self._pairs(label, OWN).won
-                differences.append(more_won.sum() / total)
-                influences.append(2 * (more_won - differences[-1] * pairs.number) / total)
+            if pairs.number.any():
+                difference, influence = compare_pairs(pairs, self._pairs(label, OWN))
+                differences.append(difference)
+                influences.append(influence)
 
         if not differences:
             return None
-        influence = np.bincount(self.examples, weights=np.mean(influences, axis=0))
-        return compare_areas(float(np.mean(differences)), influence, self.classes, self.groups)
+        of_examples = np.bincount(self.examples, weights=np.mean(influences, axis=0))
+        return compare_areas(float(np.mean(differences)), of_examples, self.classes, self.groups)
 
     def gains(self, measure: Measure) -> np.ndarray:
         """Return what every example adds to a difference of (balanced) accuracies (examples,)."""

@@ -24,7 +24,7 @@ from fedtailor.experiment.estimates import (
     mean_of_shares_interval,
     wilson_interval,
 )
-from fedtailor.experiment.paired import effective_number
+from fedtailor.experiment.paired import design_effect
 from fedtailor.experiment.summary import classes_of_site, intervals_of_site
 
 _DRAWS = 2_000
@@ -86,7 +86,7 @@ def evaluate(
         number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}
         group_numbers = np.array([number_of[group] for group in groups])
 
-    independent = effective_number(right, group_numbers) / len(right)
+    independent = 1 / design_effect(right, group_numbers)
     figures = classes_of_site(scores, classes, independent)
     metrics = _metrics(logits, numbers, scores, independent)
     if temperature is not None:
