@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'flower': make test-sites")
 
-from real_sites import Deployment
+from real_sites import PROGRAMS, Deployment
 from sites import (
     VALUES,
     World,
@@ -62,15 +62,17 @@ def test_a_run_of_real_sites_has_the_bits_of_a_simulation(deployment, name):
     )
 
 
+ENCODER = "site_encoder:filters"
 OWN_DATA = {
     "pictures": (write_pictures, {"image_size": 8}, {}),
     "tables": (write_table, {}, {"label_column": "diagnosis"}),
+    "features": (write_pictures, {"image_size": 8, "encoder": ENCODER}, {"encoders": [ENCODER]}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OWN_DATA)
-def test_sites_with_their_own_pictures_or_tables_have_the_bits_of_a_simulation(tmp_path, kind):
+def test_sites_with_their_own_data_have_the_bits_of_a_simulation(tmp_path, kind, monkeypatch):
     write, data, site = OWN_DATA[kind]
     values = {
         **SETTINGS,
@@ -78,6 +80,11 @@ def test_sites_with_their_own_pictures_or_tables_have_the_bits_of_a_simulation(t
         "data": data,
         "federation": {"rounds": 2},
     }
+    if kind == "features":
+        values |= {"algorithm": {"name": "one_shot_fda"}, "model": {"name": "linear"}}
+
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(PROGRAMS)
     world = World(tmp_path, names=NAMES, new=("hospital",), values=values, site=site).write(write)
     deployment = Deployment(world)
     try:
