@@ -15,6 +15,7 @@ from sklearn.datasets import load_wine
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.build import build
 from fedtailor.data.columns import Column
+from fedtailor.data.dataset import AS_THEY_ARE
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own import cells
 from fedtailor.data.own.findings import FindingPlace, Findings
@@ -89,7 +90,7 @@ def test_csv_and_parquet_give_the_same_data_exactly(wine, tmp_path):
     np.testing.assert_array_equal(dataset.x, x.astype(np.float32))
     np.testing.assert_array_equal(dataset.y, y)
     assert dataset.domain_names == tuple(tables) and dataset.num_official_train == len(y)
-    assert dataset.normalize == ((0.0,), (1.0,)) and dataset.white == 1.0
+    assert dataset.normalize == AS_THEY_ARE and dataset.white == 1.0
     assert sum(sum(site.train.values()) for site in findings.sites) == len(y)
 
     for site, (header, *rows) in tables.items():
