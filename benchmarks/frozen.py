@@ -2,6 +2,7 @@
 
     python -m benchmarks.frozen [--data-dir DIR] [--only TEXT] [--list]    # what has no record yet
     python -m benchmarks.frozen --table
+    python -m benchmarks.frozen --figure FILE    # accuracy against bytes: .html, .pdf, .svg, .png
 
 100 clients of CIFAR-10, CIFAR10-S (half of the clients see corrupted pictures) and Fashion-MNIST,
 divided by Dirichlet(0.5) and Dirichlet(0.1), with 50 or all training examples a client. A fifth of
@@ -21,9 +22,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.records import RESULTS, describe_machine, save_record
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from fedtailor.report.parts import Figure
 
 ENCODER = "benchmarks.efficientnet:lite0"
 SEEDS = (0, 1, 2)
@@ -160,12 +166,30 @@ def accuracies_of(record: dict[str, Any]) -> list[float]:
     return points.get("personalized") or points["global"]
 
 
+Place = tuple[str, str]
+"""A federation and a method."""
+BySeed = dict[int, dict[str, Any]]
+
+
+def records_by_place() -> dict[Place, BySeed]:
+    """Return the records of every federation and method by seed."""
+    by_place: dict[Place, BySeed] = {}
+    for record in read_records().values():
+        place = (record["federation"], record["method"])
+        by_place.setdefault(place, {})[record["seed"]] = record
+
+    return by_place
+
+
+def megabytes(record: dict[str, Any]) -> float:
+    """Return what a client sends and receives in the whole run, on average."""
+    clients = len(accuracies_of(record))
+    return float(sum(record["bytes"].values())) / clients / 1e6
+
+
 def print_table() -> None:
     """Print a row for every federation and method."""
-    by_place: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for record in read_records().values():
-        by_place.setdefault((record["federation"], record["method"]), {})[record["seed"]] = record
-
+    by_place = records_by_place()
     federations = dict.fromkeys(cell.federation for cell in cells())
     for federation in federations:
         print(f"\n{federation}: accuracy in percent, mean over clients (seeds), MB a client, s")
@@ -178,20 +202,18 @@ def print_table() -> None:
             print(line)
 
 
-def _row(method: str, records: dict[int, dict[str, Any]]) -> str:
+def _row(method: str, records: BySeed) -> str:
     means = [100 * statistics.fmean(accuracies_of(record)) for record in records.values()]
     spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
-    bytes_ = [sum(record["bytes"].values()) / 1e8 for record in records.values()]
+    sizes = [megabytes(record) for record in records.values()]
     seconds = [record["seconds"]["total"] for record in records.values()]
     return (
         f"{method:20} {statistics.fmean(means):5.1f}{spread} ({len(means)})"
-        f"  {statistics.fmean(bytes_):6.2f} {statistics.median(seconds):6.0f}"
+        f"  {statistics.fmean(sizes):6.2f} {statistics.median(seconds):6.0f}"
     )
 
 
-def _differences(
-    federation: str, by_place: dict[tuple[str, str], dict[int, dict[str, Any]]]
-) -> Iterator[str]:
+def _differences(federation: str, by_place: dict[Place, BySeed]) -> Iterator[str]:
     """Yield what the best global head, and ours against it, have over the same seeds and clients.
 
     The best head is the one of the highest mean on test examples, so the difference is not in our
@@ -224,8 +246,79 @@ def _differences(
     )
 
 
+def figure() -> Figure:
+    """Return the figure of accuracy against bytes: a panel for every federation with records."""
+    from fedtailor.report.parts import Figure, Panel, ReportTable
+
+    by_place = records_by_place()
+    panels = []
+    rows: list[list[Any]] = []
+    for federation in dict.fromkeys(cell.federation for cell in cells()):
+        points = _points(federation, by_place)
+        rows += [[federation, *point.values()] for point in points]
+        if points:
+            panels.append(Panel(chart=_chart(points), title=federation))
+
+    columns = ["federation", "method", "kind", "MB a client", "accuracy, %", "rounds", "seeds"]
+    return Figure(
+        name="frozen",
+        title="One exchange on a frozen encoder against rounds on the same features",
+        caption="Accuracy of the models that clients end with, mean over clients and seeds, "
+        "against what a client sends and receives in the whole run.",
+        panels=panels,
+        table=ReportTable(columns=columns, rows=rows),
+    )
+
+
+def _points(federation: str, by_place: dict[Place, BySeed]) -> list[dict[str, Any]]:
+    """Return a point for every method with records; training alone sends nothing."""
+    points = []
+    for method in METHODS:
+        records = list(by_place.get((federation, method), {}).values())
+        if not records or not megabytes(records[0]):
+            continue
+
+        kind = "one global head"
+        if method.startswith(OURS):
+            kind = "a head a client"
+        elif method not in HEADS:
+            kind = "trained in rounds"
+
+        means = [100 * statistics.fmean(accuracies_of(record)) for record in records]
+        size = statistics.fmean(map(megabytes, records))
+        point = {"method": method, "kind": kind, "megabytes": round(size, 3)}
+        point |= {"accuracy": round(statistics.fmean(means), 2)}
+        points.append(point | {"rounds": records[0]["rounds"], "seeds": len(records)})
+
+    return points
+
+
+def _chart(points: list[dict[str, Any]]) -> alt.LayerChart:
+    """Draw a point with its name for every method."""
+    import altair as alt
+
+    from fedtailor.report.charts import inline, tooltip
+
+    kinds = ["a head a client", "one global head", "trained in rounds"]
+    colors = alt.Scale(domain=kinds, range=["var(--s0)", "var(--s1)", "var(--s2)"])
+    base = alt.Chart(inline(points), height=220).encode(
+        x=alt.X("megabytes:Q", title="MB a client", scale=alt.Scale(type="log")),
+        y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=12)),
+        color=alt.Color("kind:N", scale=colors, legend=alt.Legend(title=None)),
+        tooltip=[
+            tooltip("method", "method"),
+            tooltip("accuracy", "accuracy, %", ".1f"),
+            tooltip("megabytes", "MB a client", ".2f"),
+            tooltip("rounds", "rounds"),
+        ],
+    )
+    dots = base.mark_point(filled=True, size=70, opacity=1)
+    names = base.mark_text(align="left", dx=7, dy=-4, fontSize=10).encode(text="method:N")
+    return alt.LayerChart(layer=[dots, names])
+
+
 def main() -> None:
-    """Run what is missing, or print what there is."""
+    """Run what is missing, or print or draw what there is."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -233,9 +326,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only runs whose name contains this")
     parser.add_argument("--list", action="store_true", help="only list what is missing")
     parser.add_argument("--table", action="store_true", help="only print what there is")
+    parser.add_argument("--figure", type=Path, help="only draw what there is")
     options = parser.parse_args()
     if options.table:
         print_table()
+        return
+
+    if options.figure:
+        from fedtailor.report.page.files import write_figure
+
+        write_figure(figure(), options.figure)
         return
 
     done = read_records()
