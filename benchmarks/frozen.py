@@ -1,6 +1,6 @@
 """One exchange on a frozen encoder against training on the same features.
 
-    python -m benchmarks.frozen [--data-dir DIR] [--only TEXT] [--list]    # what has no record yet
+    python -m benchmarks.frozen [--data-dir DIR] [--only TEXT ...] [--list]    # what has no record
     python -m benchmarks.frozen --table
     python -m benchmarks.frozen --figure FILE    # accuracy against bytes: .html, .pdf, .svg, .png
 
@@ -323,7 +323,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-dir", default="", help="folder of the data sets")
-    parser.add_argument("--only", default="", help="only runs whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[], help="parts of the names of runs")
     parser.add_argument("--list", action="store_true", help="only list what is missing")
     parser.add_argument("--table", action="store_true", help="only print what there is")
     parser.add_argument("--figure", type=Path, help="only draw what there is")
@@ -339,7 +339,8 @@ def main() -> None:
         return
 
     done = read_records()
-    missing = [cell for cell in cells() if cell.name not in done and options.only in cell.name]
+    wanted = [cell for cell in cells() if all(text in cell.name for text in options.only)]
+    missing = [cell for cell in wanted if cell.name not in done]
     for number, cell in enumerate(missing, 1):
         print(f"{number} of {len(missing)}: {cell.name}", flush=True)
         if not options.list:
