@@ -61,7 +61,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedcgs-lda": EXCHANGED | {"algorithm": {"name": "fedcgs", "head": "lda"}},
     "fedcof": EXCHANGED | {"algorithm": {"name": "fedcof"}},
     "fedcgs-naive_bayes": EXCHANGED | {"algorithm": {"name": "fedcgs", "head": "naive_bayes"}},
-    "one_shot_fda-blend": EXCHANGED | {"algorithm": {"name": "one_shot_fda", "blend": True}},
+    "one_shot_fda-no_offset": EXCHANGED | {"algorithm": {"name": "one_shot_fda", "offset": 0}},
     "fedavg_ft": TRAINED | {"algorithm": {"name": "fedavg_ft"}},
     "pfedfda": TRAINED | {"algorithm": {"name": "pfedfda"}},
     "local": TRAINED | {"algorithm": {"name": "local"}},
