@@ -65,6 +65,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg_ft": TRAINED | {"algorithm": {"name": "fedavg_ft"}},
     "pfedfda": TRAINED | {"algorithm": {"name": "pfedfda"}},
     "local": TRAINED | {"algorithm": {"name": "local"}},
+    "pfedfda-frozen": TRAINED | {"algorithm": {"name": "pfedfda", "preset": "frozen"}},
     "fedcgs-qda": EXCHANGED | {"algorithm": {"name": "fedcgs", "head": "qda"}},
 }
 """Configurations by name, the most informative first. FedAvg is the global model of FedAvg-FT."""
@@ -131,12 +132,13 @@ def read_records() -> dict[str, dict[str, Any]]:
 def run_cell(cell: Cell, data_dir: str) -> dict[str, Any]:
     """Run a cell and return its record: scores of every client at every evaluation point."""
     import fedtailor
-    from fedtailor.experiment.reader import read_run
+    from fedtailor.experiment.reader import read_provenance, read_run
 
     record = describe_machine()
     with tempfile.TemporaryDirectory() as out:
         folder = Path(out) / "run"
         result = fedtailor.run(fedtailor.make_config(cell.config(data_dir)), out=folder)
+        commit = read_provenance(folder)["commit"]
         last = result["rounds"]
         accuracies: dict[str, list[float]] = {}
         for line in read_run(folder).iterate_clients():
@@ -157,6 +159,7 @@ def run_cell(cell: Cell, data_dir: str) -> dict[str, Any]:
         "bytes": result["bytes"],
         "seconds": result["seconds"],
         "split_sha256": result["split_sha256"],
+        "commit": commit,
     }
 
 
