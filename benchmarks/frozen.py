@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedcof": EXCHANGED | {"algorithm": {"name": "fedcof"}},
     "fedcgs-naive_bayes": EXCHANGED | {"algorithm": {"name": "fedcgs", "head": "naive_bayes"}},
     "one_shot_fda-no_offset": EXCHANGED | {"algorithm": {"name": "one_shot_fda", "offset": 0}},
+    "one_shot_fda-blend": EXCHANGED | {"algorithm": {"name": "one_shot_fda", "blend": True}},
     "fedavg_ft": TRAINED | {"algorithm": {"name": "fedavg_ft"}},
     "pfedfda": TRAINED | {"algorithm": {"name": "pfedfda"}},
     "local": TRAINED | {"algorithm": {"name": "local"}},
@@ -259,7 +260,7 @@ def figure() -> Figure:
     for federation in dict.fromkeys(cell.federation for cell in cells()):
         points = _points(federation, by_place)
         rows += [[federation, *point.values()] for point in points]
-        if points:
+        if any(point["method"] == OURS for point in points):
             panels.append(Panel(chart=_chart(points), title=federation))
 
     columns = ["federation", "method", "kind", "MB a client", "accuracy, %", "rounds", "seeds"]
@@ -274,18 +275,19 @@ def figure() -> Figure:
 
 
 def _points(federation: str, by_place: dict[Place, BySeed]) -> list[dict[str, Any]]:
-    """Return a point for every method with records; training alone sends nothing."""
+    """Return a point for every method with records, without variants of ours."""
     points = []
     for method in METHODS:
         records = list(by_place.get((federation, method), {}).values())
-        if not records or not megabytes(records[0]):
-            continue
+        is_variant = method.startswith(OURS) and method != OURS
+        if not records or is_variant or not megabytes(records[0]):
+            continue  # training alone sends nothing
 
-        kind = "one global head"
-        if method.startswith(OURS):
+        kind = "trained in rounds"
+        if method == OURS:
             kind = "a head a client"
-        elif method not in HEADS:
-            kind = "trained in rounds"
+        elif method in HEADS:
+            kind = "one global head"
 
         means = [100 * statistics.fmean(accuracies_of(record)) for record in records]
         size = statistics.fmean(map(megabytes, records))
@@ -305,7 +307,12 @@ def _chart(points: list[dict[str, Any]]) -> alt.LayerChart:
     kinds = ["a head a client", "one global head", "trained in rounds"]
     colors = alt.Scale(domain=kinds, range=["var(--s0)", "var(--s1)", "var(--s2)"])
     base = alt.Chart(inline(points), height=220).encode(
-        x=alt.X("megabytes:Q", title="MB a client", scale=alt.Scale(type="log")),
+        x=alt.X(
+            "megabytes:Q",
+            title="MB a client",
+            scale=alt.Scale(type="log", domain=[0.02, 20]),
+            axis=alt.Axis(values=[0.1, 1, 10], format="~g"),
+        ),
         y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=12)),
         color=alt.Color("kind:N", scale=colors, legend=alt.Legend(title=None)),
         tooltip=[
@@ -316,8 +323,16 @@ def _chart(points: list[dict[str, Any]]) -> alt.LayerChart:
         ],
     )
     dots = base.mark_point(filled=True, size=70, opacity=1)
-    names = base.mark_text(align="left", dx=7, dy=-4, fontSize=10).encode(text="method:N")
-    return alt.LayerChart(layer=[dots, names])
+
+    # methods of about the same place have their names above and below
+    is_below = alt.FieldOneOfPredicate(field="method", oneOf=["pfedfda", "fed3r"])
+    above = base.transform_filter(alt.LogicalNotPredicate(**{"not": is_below}))
+    below = base.transform_filter(is_below)
+    names = [
+        side.mark_text(align="right", dx=-6, dy=distance, fontSize=10).encode(text="method:N")
+        for side, distance in ((above, -7), (below, 8))
+    ]
+    return alt.LayerChart(layer=[dots, *names])
 
 
 def main() -> None:
