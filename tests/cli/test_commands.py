@@ -503,6 +503,7 @@ def test_list_algorithms_discloses_what_the_server_sees(capsys):
     assert entries["pfedfda"]["options"]["cov_ridge"] == 1.0
     single = {name: entry["server_sees_single_clients"] for name, entry in entries.items()}
     assert {name: fields for name, fields in single.items() if fields} == {
+        "fedcof": ["counts", "means"],
         "fedfomo": ["model", "weights"],
         "fedpac": ["head", "statistics"],
         "pfedhn": ["change"],
