@@ -130,3 +130,14 @@ class Counting(Tiny):
 
 def counting():
     return Counting()
+
+
+class Rows(nn.Module):
+    """Mean and largest feature of rows."""
+
+    def forward(self, x):
+        return torch.stack([x.mean(1), x.amax(1)], dim=1)
+
+
+def rows():
+    return Rows()

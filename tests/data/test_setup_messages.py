@@ -1,8 +1,11 @@
 """What sites exchange before the first round is named, and enough."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedtailor.data.build import build
+from fedtailor.data.dataset import EncoderRecord
 from fedtailor.data.input_specification import input_specification
 from fedtailor.data.options import DataOptions
 from fedtailor.data.setup_messages import setup_messages
@@ -62,3 +65,11 @@ def test_there_is_a_message_only_for_what_is_used(hospitals):
     assert setup_messages(digits, DataOptions()) == []
     fields = setup_messages(digits, DataOptions(normalize="training"))
     assert [field.shape for field in fields] == [(1,), (1,), (1,)]
+
+
+def test_the_encoder_of_features_is_named():
+    digits = inputs_of(build(DataOptions(clients=2), run_seed=0))
+    encoder = EncoderRecord("package:function", "digest", "", digits.to_record())
+    features = replace(digits, kind="table", shape=(3,), encoder=encoder)
+    fields = setup_messages(features, DataOptions(encoder="package:function"))
+    assert [field.name for field in fields] == ["encoder"]

@@ -13,7 +13,7 @@ from fedtailor.data.embedded_folder import write_embedded
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
 from fedtailor.experiment.reader import read_run
-from sites import VALUES, World, assert_same_run, write_pictures
+from sites import VALUES, World, assert_same_run, write_pictures, write_table
 
 TINY = "tiny_encoders:tiny"
 
@@ -53,6 +53,13 @@ def test_a_site_runs_no_encoder_that_it_does_not_allow(tmp_path):
     world = world_of(tmp_path, site={})
     words = f"its site.toml does not allow '{TINY}'. Allowed encoders: none"
     with pytest.raises(RunError, match=words):
+        world.serve()
+
+
+def test_cells_of_tables_are_no_inputs_of_an_encoder(tmp_path):
+    values = {**VALUES, "data": {"encoder": TINY}}
+    world = World(tmp_path, values=values, site={"encoders": [TINY]}).write(write_table)
+    with pytest.raises(RunError, match="not cells of tables"):
         world.serve()
 
 

@@ -19,7 +19,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
 from fedtailor.serving.evaluate import to_csv
 from fedtailor.serving.site_data import load_site
-from serving.small_runs import settings, test_examples, write_pictures
+from serving.small_runs import settings, test_examples, write_hospital_tables, write_pictures
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -192,3 +192,19 @@ def test_a_run_on_a_folder_of_features_takes_pictures_too(folder, tmp_path):
     write_embedded(load_own(str(new), other), other, others)
     with pytest.raises(DataError, match="holds features of an encoder with the digest"):
         run.onboard(others, tmp_path / "never", name="Porto")
+
+
+def test_rows_of_tables_are_embedded_after_their_cells(tmp_path):
+    write_hospital_tables(tmp_path / "tables")
+    write_hospital_tables(tmp_path / "new", sites=("Porto",))
+    data = {"path": str(tmp_path / "tables"), "group": "patient"}
+    data["encoder"] = "tiny_encoders:rows"
+    fedtailor.run(settings("fedavg", data, "mlp"), out=tmp_path / "run")
+    run = fedtailor.load(tmp_path / "run")
+    inputs = run.model("Oslo").inputs
+    assert inputs.columns.names == ("age", "sex", "sugar")
+    with pytest.warns(UserWarning, match="empty cells"):
+        assert run.model("Oslo").predict(tmp_path / "new" / "Porto.csv").shape == (50,)
+
+    onboarded = run.onboard(tmp_path / "new" / "Porto.csv", tmp_path / "porto")
+    assert sum(onboarded.model(0).card["class_counts"]) == 50

@@ -40,6 +40,10 @@ def setup_messages(inputs: InputSpecification, options: DataOptions) -> list[Set
         content = "the names of the classes of its examples"
         fields.append(SetupField("class names", content, (inputs.num_classes,)))
 
+    if inputs.encoder is not None:
+        content = "target, digest and license of the frozen encoder that made its features"
+        fields.append(SetupField("encoder", content, (3,)))
+
     if inputs.columns is not None:
         fields += _of_columns(inputs.columns, options)
 

@@ -90,14 +90,18 @@ def embed_dataset(dataset: Dataset, data: DataOptions, digest: str) -> Dataset:
 
     Raises:
         ConfigError: the encoder is not here, or cannot be used.
-        DataError: its digest is another one; the message has both.
+        DataError: its digest is another one, and the message has both; or the data are a table,
+            whose cells become features with those of other sites only.
     """
     target = data.encoder
     if dataset.encoder is not None:
         _check_digest(target, dataset.encoder.digest, digest)
         return dataset
 
-    # No example is read before both sides have the same encoder.
+    if dataset.raw is not None:
+        message = "at real sites, an encoder takes pictures, series or arrays, not cells of tables."
+        raise DataError(message, key="data.encoder", got="table")
+
     encoder = load_encoder(target)
     _check_digest(target, encoder.digest, digest)
     inputs = inputs_of(dataset, data, AS_THEY_ARE)

@@ -59,7 +59,7 @@ def onboard_site(
     options = method.config.data
     chooses = method.config.serve.fallback == "best"
     validate = validate or chooses
-    needs_groups = validate or method.inputs.kind == "table"
+    needs_groups = validate or method.inputs.raw.kind == "table"
     with options_written_as(OF_COMMAND, OF_RUN):
         site = load_site(
             str(data),

@@ -214,7 +214,7 @@ def _features(dataset: Dataset, inputs: InputSpecification, path: str) -> np.nda
 
     # The labels stay as they were read, with which the features may be in the cache already.
     x = _stored(dataset, inputs.raw, path)
-    raw = dataclasses.replace(dataset, x=x, white=inputs.raw.white)
+    raw = dataclasses.replace(dataset, x=x, raw=None, white=inputs.raw.white)
     encoder = load_unchanged(inputs.encoder.target, expected)
     return embed_rows(encoder, raw, np.arange(len(x)))[0]
 
