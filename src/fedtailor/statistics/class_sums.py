@@ -27,7 +27,7 @@ examples (packed,), or by class (classes, packed)."""
 
 _ROWS = 4096
 """Examples that are in memory in float64 at once."""
-_COLUMNS = 256
+_COLUMNS = 320
 """Width of a block of a product: blocks below the diagonal are left out, which saves almost half
 of the work."""
 
