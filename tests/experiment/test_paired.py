@@ -167,8 +167,10 @@ def test_the_error_of_a_difference_of_areas_is_that_of_delong():
 
 def test_areas_that_say_nothing_of_others_and_repeated_examples_of_a_group():
     labels = np.repeat([1, 0], [1, 30])
-    low, high, p_value = compare_areas(1.0, np.zeros(31), labels, None)[1:]
-    assert low < 0 and high == 1.0 and p_value > 0.05
+    assert compare_areas(1.0, np.zeros(31), labels, None)[1:] == (-1.0, 1.0, 1.0)
+    labels = np.repeat([2, 1, 0], [1, 15, 15])
+    low, high, p_value = compare_areas(0.1, np.zeros(31), labels, None)[1:]
+    assert -1 < low < 0 and 0.1 < high < 1.0 and p_value > 0.05
 
     generator = np.random.default_rng(0)
     labels = np.repeat([1, 0], 20)

@@ -335,8 +335,13 @@ def compare_areas(
     for name in names:
         members = labels == name
 
-        # A single example says nothing about others: what is added is left, with one degree.
-        number = max(2, len(np.unique(groups[members])))
+        # A single example says nothing about others. Of many classes it decides little: what is
+        # added is left, with one degree of freedom.
+        number = len(np.unique(groups[members]))
+        if number < 2 and len(names) == 2:
+            return AreaTest(difference, -1.0, 1.0, 1.0)
+
+        number = max(2, number)
         scaled[members] = influence[members] * math.sqrt(number / (number - 1))
         of_class = float((sum_by_group(scaled * members, groups) ** 2).sum())
         added.append((2 * _OF_ONE_RANK / len(names) / number) ** 2)
