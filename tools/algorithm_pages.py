@@ -4,8 +4,9 @@ import dataclasses
 import inspect
 import json
 import re
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from docstrings import field_docstrings, inline
@@ -237,19 +238,19 @@ def cell(text: str) -> str:
     return text.replace("*<", r"\*<").replace("|", r"\|")
 
 
-def allowed(hint: Any) -> str:
+def allowed(hint: Any, marks: Sequence[Any] = ()) -> str:
     """Return the allowed values of an option, in words."""
-    base = hint
-    extras = []
     if typing.get_origin(hint) is typing.Annotated:
-        base, *extras = typing.get_args(hint)
+        hint, *marks = typing.get_args(hint)
 
-    if typing.get_origin(base) is typing.Literal:
-        return ", ".join(f'`"{value}"`' for value in typing.get_args(base))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(allowed(kind, marks) for kind in typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(f'`"{value}"`' for value in typing.get_args(hint))
 
     names = {int: "whole number", float: "number", bool: "true, false", str: "text"}
-    ranges = [str(extra) for extra in extras if isinstance(extra, Range)]
-    return " ".join([names.get(base, str(base)), *ranges])
+    ranges = [str(mark) for mark in marks if isinstance(mark, Range)]
+    return " ".join([names[hint], *ranges])
 
 
 def example(cls: type, name: str) -> str:

@@ -1,4 +1,4 @@
-"""FedNCM: one exchange of class means, and the class whose mean points most the same way.
+"""FedNCM: one exchange of class means, and the class whose mean has the nearest direction.
 
 Legate, Bernier, Page-Caccia, Oyallon and Belilovsky 2023, "Guiding the last layer in federated
 learning with pre-trained models", NeurIPS. With the mean mu_c of the features of class c

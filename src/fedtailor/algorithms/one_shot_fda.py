@@ -9,8 +9,8 @@ offset o_k that all classes share, and classes are as frequent as pi_k says:
 
 * pi_k = (n_k + kappa pi) / (n_k + kappa): its class counts n_kc, and kappa (``prior_examples``)
   more examples of the pooled frequencies pi.
-* t (``temperature``): features are many and no Gaussians, so that the likelihood is far too sure
-  and would drown the prior.
+* t (``temperature``): features are many and not Gaussian, so the likelihood is far too sure and
+  would drown the prior.
 * o_k = w_k d_k: d_k is the mean of z - mu_y over its n_k examples, and w_k = n_k r / (n_k r + 1) by
   empirical Bayes, where r is the variance of offsets between clients over the variance within,
   averaged over features (one-way analysis of variance).
@@ -20,9 +20,9 @@ offset o_k that all classes share, and classes are as frequent as pi_k says:
 
 First exchange: every client divides its examples into two random halves, and sends the sums over
 each, which also say how much offsets scatter. Second exchange: the server returns the Gaussians of
-each half. A client scores its other half with them, its own prior and its own offset, for every
+each half. With these, and its own prior and offset, a client scores its other half for every
 setting of a grid, and sends the losses. The server adds them up, and takes the setting of least
-loss for the Gaussians of all examples. Nothing is chosen by one client, and nothing on test data.
+loss for the Gaussians of all examples. No client chooses alone, and test data choose nothing.
 
 Messages: up, first, ``counts`` (2, C), ``sums`` (2, C, d), ``squares`` (2, d (d + 1) / 2) of both
 halves and ``sites`` (sums of squares and products over clients); up, second, ``losses`` (a number
@@ -46,7 +46,7 @@ from fedtailor.algorithms._closed_form import FrozenBody, Linear, Personal, as_m
 from fedtailor.toolkit import class_sums, tree
 
 _SMALLEST_VARIANCE = 1e-9
-"""Of the mean variance: a feature of less is constant but for rounding."""
+"""As a share of the mean variance: a feature with less is constant except for rounding."""
 
 
 class Grid(NamedTuple):
@@ -144,7 +144,7 @@ class OneShotFDA(FrozenBody[ServerState]):
     """Share of the mean variance in the covariance; ``oas`` finds it from the covariance and the
     number of examples (Chen et al. 2010)."""
     offset: Literal["cross_validated"] | ft.NonNegativeFloat = "cross_validated"
-    """Times what empirical Bayes says of the variance of offsets; 0: there are none."""
+    """Factor of the variance of offsets that empirical Bayes finds; 0: no offsets."""
     blend: bool = False
     """Whether losses choose a share of the client's own class means too. Clients then receive the
     covariances."""
@@ -449,7 +449,7 @@ def _log_prior(counts: Tensor, pooled: Tensor, prior_examples: Tensor | float) -
 
 
 def _offset(own: class_sums.ClassSums, gaussians: Gaussians) -> Tensor:
-    """Return the offset of a client (d,), drawn to 0 as far as its few examples ask for it."""
+    """Return the offset of a client (d,); the fewer examples it has, the nearer to 0."""
     counts = torch.where(gaussians.counts > 0, own.counts, 0.0)
     gaps = own.sums - counts[:, None] * gaussians.means
     gap = torch.where(counts[:, None] > 0, gaps, 0.0).sum(0)
