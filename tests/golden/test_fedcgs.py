@@ -8,7 +8,9 @@ from sklearn.covariance import oas
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from fedtailor.algorithms.fedcgs import FedCGS
+from fedtailor.core.federation import ExampleSet
 from fedtailor.simulation.engines.batched import Batched
+from fedtailor.toolkit import class_sums
 from golden.closed_form import (
     CLASSES,
     COUNTS,
@@ -25,6 +27,16 @@ HEADS = ("shared", "lda", "naive_bayes", "qda")
 
 def shrunk(matrix, amount):
     return (1 - amount) * matrix + amount * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
+
+
+@pytest.mark.parametrize("head", ["naive_bayes", "qda"])
+def test_a_feature_that_is_constant_within_a_class_leaves_finite_logits(head):
+    z = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
+    examples = ExampleSet(z, torch.tensor([0, 0, 1, 1, 1]), None, torch.ones(5))
+    method = FedCGS(head=head, shrinkage=0.0)
+    logits = method.fit(class_sums.add_up(examples, 2, method.squares)).logits(z.double())
+    assert torch.isfinite(logits).all()
+    assert logits.argmax(1).tolist() == [0, 0, 1, 1, 1]
 
 
 def posterior(logits):

@@ -87,11 +87,11 @@ class FedCGS(ClosedForm):
     def fit(self, sums: class_sums.ClassSums) -> Linear | Quadratic:
         """Return the head of the Gaussians."""
         total = sums.counts.sum()
-        log_prior = (sums.counts / total).log()
+        prior = sums.counts / total
         if self.head == "naive_bayes":
-            return self._of_variances(sums, log_prior)
+            return self._of_variances(sums, prior.log())
         if self.head == "qda":
-            return self._of_classes(sums, log_prior)
+            return self._of_classes(sums, prior.log())
 
         covariance = sums.within_covariance()
         if self.head == "shared":
@@ -101,7 +101,6 @@ class FedCGS(ClosedForm):
             covariance = (covariance * total + between) / (total - 1.0).clamp_min(1.0)
 
         covariance = class_sums.shrunk(covariance, total, self.shrinkage)
-        prior = sums.counts / total
         return Linear(*gaussian.lda_head(sums.means(), covariance, prior))
 
     def _of_variances(self, sums: class_sums.ClassSums, log_prior: Tensor) -> Quadratic:
@@ -109,6 +108,7 @@ class FedCGS(ClosedForm):
         variance = _pooled_if_single(sums.variance_by_class(), sums.counts)
         diagonal = torch.diag_embed(variance)
         variance = class_sums.shrunk(diagonal, sums.counts, self.shrinkage).diagonal(0, 1, 2)
+        variance = _positive(variance)
         bias = log_prior - 0.5 * variance.log().sum(1)
         return Quadratic(sums.means(), variance.rsqrt(), bias)
 
@@ -117,13 +117,16 @@ class FedCGS(ClosedForm):
         covariance = _pooled_if_single(sums.covariance_by_class(), sums.counts)
         covariance = class_sums.shrunk(covariance, sums.counts, self.shrinkage)
         values, vectors = torch.linalg.eigh(covariance)
-
-        # rounding can make a vanishing variance negative
-        smallest = torch.finfo(values.dtype).eps * values.amax(1, keepdim=True)
-        values = torch.maximum(values, smallest)
+        values = _positive(values)
         bias = log_prior - 0.5 * values.log().sum(1)
         roots = (vectors * values.rsqrt()[:, None]) @ vectors.mT
         return Quadratic(sums.means(), roots, bias)
+
+
+def _positive(variances: Tensor) -> Tensor:
+    """Return variances (classes, d) without any that vanish, or are negative by rounding."""
+    smallest = torch.finfo(variances.dtype).eps * variances.amax(1, keepdim=True)
+    return torch.maximum(variances, smallest)
 
 
 def _pooled_if_single(by_class: Tensor, counts: Tensor) -> Tensor:
