@@ -18,6 +18,7 @@ from fedtailor.data import embedding, feature_cache, load_dataset
 from fedtailor.data.build import build
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.embedding import embed, embed_rows
+from fedtailor.data.feature_cache import FeatureCache
 from fedtailor.data.files import EMBEDDING
 from fedtailor.data.options import DataOptions
 from fedtailor.data.tensors import normalization, tables
@@ -300,3 +301,12 @@ def test_ten_kills_lose_at_most_a_batch_a_worker_each(tmp_path):
     with np.load(out / "train.npz") as arrays:
         dataset = load_dataset("digits")
         assert np.allclose(arrays["x"], expected(dataset, np.arange(1797)), rtol=1e-5, atol=1e-6)
+
+
+def test_an_entry_of_another_process_stays(cache):
+    folder = cache / "shared"
+    first = FeatureCache.create(folder, "key", 3, 2)
+    second = FeatureCache.create(folder, "key", 3, 2)
+    first.write(np.array([1]), np.ones((1, 2), np.float32))
+    assert second.missing(np.arange(3))[0].tolist() == [0, 2]
+    assert first.missing(np.arange(3))[0].tolist() == [0, 2]

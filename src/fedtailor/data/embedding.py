@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -94,6 +95,7 @@ def embed_rows(
         if cache is None:
             if folder.exists():
                 notes.append(f"the embedded features in '{folder}' are damaged, and made again.")
+                shutil.rmtree(folder, ignore_errors=True)
 
             # The features have a number that only the encoder knows.
             trial = _stored(dataset, rows[: encoder.batch])

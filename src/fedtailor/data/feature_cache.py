@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -69,12 +68,11 @@ class FeatureCache:
 
     @classmethod
     def create(cls, folder: Path, key: str, rows: int, dimension: int) -> FeatureCache:
-        """Return a new entry, in place of one that could not be used.
+        """Return a new entry, or the one that another process has made in the meantime.
 
         Raises:
             OSError: it cannot be written.
         """
-        shutil.rmtree(folder, ignore_errors=True)
         try:
             with whole_folder(folder) as unfinished:
                 # The files have their full length at once, and take space as they are filled.
@@ -84,7 +82,7 @@ class FeatureCache:
 
                 (unfinished / _META).write_text(to_json(_meta(key, rows, dimension)))
         except OSError:
-            # Another process may have been faster.
+            # It must stay if another process was faster, which has mapped its files already.
             if not (folder / _META).is_file():
                 raise
 
