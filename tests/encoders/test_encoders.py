@@ -1,12 +1,14 @@
 """Encoders: what they compute, what is refused, and what their digests cover."""
 
 import hashlib
+import importlib.util
 import sys
 import warnings
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -212,3 +214,27 @@ def test_the_digest_does_not_depend_on_what_pytorch_gives_modules(monkeypatch):
 def test_the_digest_of_a_file_is_that_of_its_bytes(onnx_target, tmp_path):
     raw = Path(onnx_target.removeprefix("onnx:")).read_bytes()
     assert load_encoder(onnx_target).digest == hashlib.sha256(raw).hexdigest()
+
+
+def test_an_onnx_file_without_its_weights_is_refused(onnx_target, tmp_path):
+    model = onnx.load(onnx_target.removeprefix("onnx:"))
+    path = tmp_path / "large.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=100)
+    digest = load_encoder(f"onnx:{path}").digest
+
+    (tmp_path / "weights").write_bytes(bytes((tmp_path / "weights").stat().st_size))
+    assert load_encoder(f"onnx:{path}").digest != digest
+
+    (tmp_path / "weights").unlink()
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        load_encoder(f"onnx:{path}")
+
+
+@pytest.mark.parametrize("library", ["onnx", "onnxruntime"])
+def test_an_onnx_file_needs_both_libraries(onnx_target, library, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == library else found(name)
+    )
+    with pytest.raises(ConfigError, match=f"needs {library}: python -m pip install"):
+        load_encoder(onnx_target)

@@ -27,20 +27,21 @@ class OnnxEncoder:
         """Open the file of a target ``onnx:FILE``.
 
         Raises:
-            ConfigError: onnxruntime is missing, the file too, or its graph takes something else.
+            ConfigError: a library or the file is missing, or its graph takes something else.
         """
         self.target = target
         self.path = Path(target.removeprefix(ONNX)).expanduser()
-        if importlib.util.find_spec("onnxruntime") is None:
-            message = f"an encoder in an ONNX file needs onnxruntime: {install_command('onnx')}."
-            raise ConfigError(message, key=KEY, allowed="onnxruntime", got="not installed")
+        for library in ("onnxruntime", "onnx"):
+            if importlib.util.find_spec(library) is None:
+                message = f"an encoder in an ONNX file needs {library}: {install_command('onnx')}."
+                raise ConfigError(message, key=KEY, allowed=library, got="not installed")
 
         if not self.path.is_file():
             message = f"there is no file '{self.path}' for the encoder '{target}'."
             raise ConfigError(message, key=KEY, allowed="an ONNX file", got=target)
 
-        self.digest = _digest_of(self.path)
         self._session = self._open()
+        self.digest = _digest_of(self.path)
         (graph_input,) = self._session.get_inputs()
         self._input = graph_input.name
         self._dtype = _TYPES[graph_input.type]
@@ -106,17 +107,10 @@ def _digest_of(path: Path) -> str:
 
 def _files_of_weights(path: Path) -> list[Path]:
     """Return the files in which a large model keeps its weights."""
-    if importlib.util.find_spec("onnx") is None:
-        return []
-
     import onnx
     from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception:  # damaged: the runtime says what is wrong
-        return []
-
+    model = onnx.load(path, load_external_data=False)
     outside = [tensor for tensor in model.graph.initializer if uses_external_data(tensor)]
     names = {ExternalDataInfo(tensor).location for tensor in outside}
     return [path.parent / name for name in sorted(names)]
