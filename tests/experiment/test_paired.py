@@ -50,6 +50,8 @@ def test_few_examples_that_agree_leave_an_interval_with_width():
     low, high = paired_interval(np.zeros(10), None)
     assert low < -0.1 and high > 0.1
     assert paired_interval(np.ones(3), np.zeros(3, int)) == (-1.0, 1.0)
+    low, _ = paired_interval(np.full(5, -1 + 2e-15), None)  # -1 but for rounding
+    assert low == pytest.approx(-1)
 
 
 @pytest.mark.parametrize(("better", "worse", "both"), [(9, 2, 29), (3, 0, 17), (0, 4, 56)])

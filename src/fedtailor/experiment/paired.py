@@ -40,8 +40,9 @@ def paired_interval(
     """Return the 95 % interval of a difference of two accuracies on the same examples.
 
     Tango 1998: the differences from which the measured one is at most 1.96 standard errors away,
-    each with the error that it implies itself. Few examples that agree do not give an interval
-    without width. The quantile is that of the t distribution for the number of groups.
+    each with the error that it implies itself. The interval has a width even where both models are
+    right on the same few examples. The quantile is that of the t distribution for the number of
+    groups.
 
     The examples count as fewer if they come in groups that are alike, and as more if they were
     tested several times (the design effect of Kish 1965), and as fewer because models are trained
@@ -101,7 +102,7 @@ def _lower_limit(better: float, worse: float, number: float, quantile: float) ->
 
         # The most likely share of ``worse`` if this is the true difference: Tango's equation 10.
         linear = (2 - better + worse) * middle - better - worse
-        root = math.sqrt(linear**2 + 8 * worse * middle * (1 - middle))
+        root = math.sqrt(max(0.0, linear**2 + 8 * worse * middle * (1 - middle)))
         variance = (root - linear) / 2 + middle * (1 - middle)
         if better - worse - middle > quantile * math.sqrt(max(0.0, variance) / number):
             low = middle
