@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tiny_encoders
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.embedded_folder import write_embedded
 from fedtailor.data.options import DataOptions
@@ -118,3 +118,22 @@ def test_a_record_that_is_none_is_refused(tmp_path):
 
     with pytest.raises(DataError, match="not the record"):
         load_own(str(tmp_path), DataOptions())
+
+
+def test_features_too_large_for_half_the_bytes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_encoders.Tiny, "forward", lambda self, x: x.flatten(1) + 1e5)
+    with pytest.raises(ConfigError, match="float16 holds numbers up to 65504, and the features"):
+        write_embedded(pictures(), OPTIONS, tmp_path / "out", precision="float16")
+
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "record", ["{", "[1]", "{}", '{"target": 1, "digest": "", "license": "", "inputs": {}}']
+)
+def test_a_damaged_record_of_an_encoder_is_a_problem_of_its_file(tmp_path, record):
+    arrays = {"x": np.zeros((4, 2), np.float32), "y": np.arange(4) % 2}
+    (tmp_path / "site").mkdir()
+    np.savez(tmp_path / "site" / "train.npz", encoder=np.array(record), **arrays)
+    problems = read_own(str(tmp_path), DataOptions()).findings.problems
+    assert "wrong_encoder" in [problem.kind for problem in problems]

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedtailor.core.atomic import safe_name, to_json, writing
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.folders import whole_folder
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord
 from fedtailor.data.embedding import embed_rows
@@ -55,7 +55,8 @@ def write_embedded(
         report: is told how many examples have been embedded.
 
     Raises:
-        ConfigError: the encoder cannot be loaded or used.
+        ConfigError: the encoder cannot be loaded or used, or its features are too large for the
+            precision.
         DataError: the data are a table, whose cells become features in a run only.
         RunError: a file cannot be written.
     """
@@ -77,7 +78,7 @@ def write_embedded(
         for site, part, rows in _files(dataset):
             folder = unfinished / _folder_name(site)
             folder.mkdir(exist_ok=True)
-            arrays = _arrays(dataset, features[rows].astype(precision), rows, record)
+            arrays = _arrays(dataset, _rounded(features[rows], precision), rows, record)
             np.savez(folder / f"{part}.npz", **arrays)
             examples[site] = examples.get(site, 0) + len(rows)
 
@@ -93,6 +94,19 @@ def _files(dataset: Dataset) -> Iterator[tuple[str, str, np.ndarray]]:
             rows = np.flatnonzero((domains == number) & (is_test == (part == "test")))
             if len(rows):
                 yield site, part, rows
+
+
+def _rounded(features: np.ndarray, precision: Precision) -> np.ndarray:
+    """Return features in the precision of a file."""
+    with np.errstate(over="ignore"):
+        rounded = features.astype(precision)
+
+    if not np.isfinite(rounded).all():
+        most = np.finfo(precision).max
+        message = f"{precision} holds numbers up to {most:g}, and the features have larger ones."
+        raise ConfigError(message, key="precision", allowed=float(most), got=precision)
+
+    return rounded
 
 
 def _arrays(

@@ -239,6 +239,10 @@ def specification_of(
 
         cells = CellRules.from_record(cells)
 
+    encoder = record.get("encoder")
+    if encoder is not None:
+        encoder = encoder_of(encoder)
+
     inputs = InputSpecification(
         kind=_one_of(record["kind"], get_args(InputKind)),
         shape=tuple(_whole(size, 2**31) for size in record["shape"]),
@@ -254,7 +258,7 @@ def specification_of(
         columns=columns,
         cells=cells,
         l2=bool(record.get("l2")),
-        encoder=_encoder_of(record.get("encoder")),
+        encoder=encoder,
     )
 
     _check_shapes(inputs)
@@ -269,13 +273,17 @@ def specification_of(
     return inputs
 
 
-def _encoder_of(record: Any) -> EncoderRecord | None:
-    if record is None:
-        return None
+def encoder_of(record: Mapping[str, Any]) -> EncoderRecord:
+    """Return what a record says of an encoder, once it is checked.
 
+    Raises:
+        Exception: of many kinds, if the record is not one that was made here.
+    """
     target = _text(record["target"])
     digest = _text(record["digest"])
-    return EncoderRecord(target, digest, _text(record["license"]), dict(record["inputs"]))
+    encoder = EncoderRecord(target, digest, _text(record["license"]), dict(record["inputs"]))
+    raw_inputs_of(encoder)
+    return encoder
 
 
 def _check_shapes(inputs: InputSpecification) -> None:

@@ -22,8 +22,7 @@ from fedtailor.core.task import Task
 from fedtailor.data.build import refuse_knots_without_columns
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns
-from fedtailor.data.dataset import EncoderRecord
-from fedtailor.data.input_specification import InputSpecification, raw_inputs_of
+from fedtailor.data.input_specification import InputSpecification, encoder_of
 from fedtailor.data.moments import ColumnMoments, merge_moments, normalization_of
 from fedtailor.data.own.sites import FEW
 from fedtailor.data.quantiles import Counts, Request, read_counts, with_knots
@@ -306,11 +305,9 @@ def _check_description(name: str, data: Any) -> None:
 def _check_encoder(name: str, record: Any) -> None:
     """Check the form of what a site says of the encoder of its features."""
     try:
-        encoder = EncoderRecord(**record)
-        is_usable = all(
-            isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in encoder[:3]
-        )
-        raw_inputs_of(encoder)
+        encoder = encoder_of(record)
+        texts = (encoder.target, encoder.digest, encoder.license)
+        is_usable = all(len(text) <= _LONGEST_TEXT for text in texts)
     except Exception:  # of wrong types: a site may say anything
         is_usable = False
 
@@ -429,7 +426,7 @@ def _inputs(
 
     encoder = None
     if description["encoder"] is not None:
-        encoder = EncoderRecord(**description["encoder"])
+        encoder = encoder_of(description["encoder"])
         raw = dict(encoder.inputs, num_classes=len(classes), class_names=list(classes))
         encoder = encoder._replace(inputs=raw)
 

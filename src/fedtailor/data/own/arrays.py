@@ -186,10 +186,17 @@ def _read_encoder(array: np.ndarray | None, place: FindingPlace) -> EncoderRecor
         return None
 
     try:
-        return EncoderRecord(**json.loads(str(array)))
-    except (TypeError, ValueError):
-        place.add("wrong_encoder", "The array encoder is not the record of one.")
-        return None
+        encoder = EncoderRecord(**json.loads(str(array)))
+        texts = (encoder.target, encoder.digest, encoder.license)
+        is_one = all(isinstance(text, str) for text in texts) and isinstance(encoder.inputs, dict)
+    except (TypeError, ValueError, RecursionError):
+        is_one = False
+
+    if is_one:
+        return encoder
+
+    place.add("wrong_encoder", "The array encoder is not the record of one.")
+    return None
 
 
 def _common_encoder(

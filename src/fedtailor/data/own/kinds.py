@@ -88,7 +88,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "object_array": "arrays of Python objects, which are never read",
             "wrong_class_names": "`class_names` that are not texts, or have a name twice",
             "class_names_differ": "`class_names` that differ between files",
-            "wrong_encoder": "records of encoders that are none",
+            "wrong_encoder": "arrays `encoder` that are not the record of an encoder",
             "encoders_differ": "features of different encoders",
             "too_large": "more than 2 GiB of arrays and tables, or 32 GiB of images",
             "wrong_return": "functions that return something else",
