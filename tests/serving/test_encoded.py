@@ -193,6 +193,13 @@ def test_a_run_on_a_folder_of_features_takes_pictures_too(folder, tmp_path):
     with pytest.raises(DataError, match="holds features of an encoder with the digest"):
         run.onboard(others, tmp_path / "never", name="Porto")
 
+    # A file that says so may still hold other numbers.
+    (file,) = features.rglob("*.npz")
+    arrays = dict(np.load(file))
+    np.savez(file, **{**arrays, "x": arrays["x"][:, :-1]})
+    with pytest.raises(DataError, match=r"holds inputs of shape \(5,\); the model takes \(6,\)"):
+        run.onboard(features, tmp_path / "never", name="Porto")
+
 
 def test_rows_of_tables_are_embedded_after_their_cells(tmp_path):
     write_hospital_tables(tmp_path / "tables")

@@ -207,7 +207,7 @@ def _features(dataset: Dataset, inputs: InputSpecification, path: str) -> np.nda
             message += f"model have {expected}."
             raise DataError(message, key="data", path=path, allowed=expected, got=got)
 
-        return dataset.x
+        return _stored(dataset, inputs, path)
 
     from fedtailor.data.embedding import embed_rows
     from fedtailor.encoders.load import load_unchanged
