@@ -141,3 +141,8 @@ class Rows(nn.Module):
 
 def rows():
     return Rows()
+
+
+def talkative():
+    print("loading")
+    return Tiny()

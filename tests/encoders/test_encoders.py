@@ -238,3 +238,10 @@ def test_an_onnx_file_needs_both_libraries(onnx_target, library, monkeypatch):
     )
     with pytest.raises(ConfigError, match=f"needs {library}: python -m pip install"):
         load_encoder(onnx_target)
+
+
+def test_what_an_encoder_prints_as_it_loads_is_no_output_of_a_command(capsys):
+    load_encoder("tests.tiny_encoders:talkative")
+    printed = capsys.readouterr()
+    assert "loading" in printed.err
+    assert not printed.out

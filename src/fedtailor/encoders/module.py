@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import sys
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -37,7 +39,9 @@ class ModuleEncoder:
         """
         function = find_target(target, what="encoder", key=KEY)
         try:
-            module = function()
+            # Some libraries print as they load, which must not become part of a command's output.
+            with contextlib.redirect_stdout(sys.stderr):
+                module = function()
         except FedtailorError:
             raise
         except (Exception, SystemExit) as reason:  # the code of a user raises anything
