@@ -54,6 +54,16 @@ EXCHANGED: dict[str, Any] = {"model": {"name": "linear"}}
 HEADS = ("fedncm", "fed3r", "fedcof", "fedcgs-naive_bayes", "fedcgs-lda", "fedcgs-qda")
 """Global heads of one exchange."""
 OURS = "one_shot_fda"
+DRAWN = {
+    OURS: "a head a client",
+    "fedcgs-lda": "one global head",
+    "fed3r": "one global head",
+    "fedcof": "one global head",
+    "fedncm": "one global head",
+    "fedavg_ft": "trained in rounds",
+    "pfedfda": "trained in rounds",
+}
+"""The methods of the figure, and what they make."""
 METHODS: dict[str, dict[str, Any]] = {
     "one_shot_fda": EXCHANGED | {"algorithm": {"name": "one_shot_fda"}},
     "fed3r": EXCHANGED | {"algorithm": {"name": "fed3r"}},
@@ -260,7 +270,7 @@ def figure() -> Figure:
     for federation in dict.fromkeys(cell.federation for cell in cells()):
         points = _points(federation, by_place)
         rows += [[federation, *point.values()] for point in points]
-        if any(point["method"] == OURS for point in points):
+        if points:
             panels.append(Panel(chart=_chart(points), title=federation))
 
     columns = ["federation", "method", "kind", "MB a client", "accuracy, %", "rounds", "seeds"]
@@ -275,19 +285,12 @@ def figure() -> Figure:
 
 
 def _points(federation: str, by_place: dict[Place, BySeed]) -> list[dict[str, Any]]:
-    """Return a point for every method with records, without variants of ours."""
+    """Return a point for every method that is drawn; none unless all of them have records."""
     points = []
-    for method in METHODS:
+    for method, kind in DRAWN.items():
         records = list(by_place.get((federation, method), {}).values())
-        is_variant = method.startswith(OURS) and method != OURS
-        if not records or is_variant or not megabytes(records[0]):
-            continue  # training alone sends nothing
-
-        kind = "trained in rounds"
-        if method == OURS:
-            kind = "a head a client"
-        elif method in HEADS:
-            kind = "one global head"
+        if not records:
+            return []
 
         means = [100 * statistics.fmean(accuracies_of(record)) for record in records]
         size = statistics.fmean(map(megabytes, records))
@@ -298,41 +301,43 @@ def _points(federation: str, by_place: dict[Place, BySeed]) -> list[dict[str, An
     return points
 
 
-def _chart(points: list[dict[str, Any]]) -> alt.LayerChart:
-    """Draw a point with its name for every method."""
+def _chart(points: list[dict[str, Any]]) -> alt.Chart:
+    """Draw a point for every method."""
     import altair as alt
 
     from fedtailor.report.charts import inline, tooltip
 
-    kinds = ["a head a client", "one global head", "trained in rounds"]
-    colors = alt.Scale(domain=kinds, range=["var(--s0)", "var(--s1)", "var(--s2)"])
-    base = alt.Chart(inline(points), height=220).encode(
-        x=alt.X(
-            "megabytes:Q",
-            title="MB a client",
-            scale=alt.Scale(type="log", domain=[0.02, 20]),
-            axis=alt.Axis(values=[0.1, 1, 10], format="~g"),
-        ),
-        y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=12)),
-        color=alt.Color("kind:N", scale=colors, legend=alt.Legend(title=None)),
-        tooltip=[
-            tooltip("method", "method"),
-            tooltip("accuracy", "accuracy, %", ".1f"),
-            tooltip("megabytes", "MB a client", ".2f"),
-            tooltip("rounds", "rounds"),
-        ],
+    colors = [f"var(--s{number})" for number in range(len(DRAWN))]
+    kinds = list(dict.fromkeys(DRAWN.values()))
+    return (
+        alt.Chart(inline(points), height=220)
+        .mark_point(filled=True, size=90, opacity=1)
+        .encode(
+            x=alt.X(
+                "megabytes:Q",
+                title="MB a client",
+                scale=alt.Scale(type="log", domain=[0.05, 20]),
+                axis=alt.Axis(values=[0.1, 1, 10], format="~g"),
+            ),
+            y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=12)),
+            color=alt.Color(
+                "method:N",
+                scale=alt.Scale(domain=list(DRAWN), range=colors),
+                legend=alt.Legend(title=None),
+            ),
+            shape=alt.Shape(
+                "kind:N",
+                scale=alt.Scale(domain=kinds, range=["diamond", "circle", "square"]),
+                legend=alt.Legend(title=None),
+            ),
+            tooltip=[
+                tooltip("method", "method"),
+                tooltip("accuracy", "accuracy, %", ".1f"),
+                tooltip("megabytes", "MB a client", ".2f"),
+                tooltip("rounds", "rounds"),
+            ],
+        )
     )
-    dots = base.mark_point(filled=True, size=70, opacity=1)
-
-    # methods of about the same place have their names above and below
-    is_below = alt.FieldOneOfPredicate(field="method", oneOf=["pfedfda", "fed3r"])
-    above = base.transform_filter(alt.LogicalNotPredicate(**{"not": is_below}))
-    below = base.transform_filter(is_below)
-    names = [
-        side.mark_text(align="right", dx=-6, dy=distance, fontSize=10).encode(text="method:N")
-        for side, distance in ((above, -7), (below, 8))
-    ]
-    return alt.LayerChart(layer=[dots, *names])
 
 
 def main() -> None:
