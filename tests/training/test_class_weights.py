@@ -105,7 +105,13 @@ def _descend(w, x, y, factors, training):
     return dict(zip(w, (first, bias, last, shift), strict=True))
 
 
-@pytest.mark.parametrize("name", quick(ALGORITHMS, *list(ALGORITHMS)[::3]))
+WEIGHING = [
+    name for name in ALGORITHMS if "class_weights" not in load_algorithm(name).unused_training
+]
+"""The methods that train by a cross-entropy."""
+
+
+@pytest.mark.parametrize("name", quick(WEIGHING, *WEIGHING[::3]))
 def test_every_method_uses_them(name, float64):
     plain = build(name)
     weighted = replace(plain, training=replace(plain.training, class_weights="balanced"))
@@ -115,7 +121,7 @@ def test_every_method_uses_them(name, float64):
         assert_close_runs(*runs)
 
 
-@pytest.mark.parametrize("name", quick(ALGORITHMS, "fedavg", "pfedfda", "moon"))
+@pytest.mark.parametrize("name", quick(WEIGHING, "fedavg", "pfedfda", "moon"))
 def test_stacked_clients_use_them_too(name, float64):
     algorithm = build(name)
     training = replace(algorithm.training, class_weights="balanced")
