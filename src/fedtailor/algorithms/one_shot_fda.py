@@ -238,7 +238,9 @@ class OneShotFDA(FrozenBody[ServerState]):
         setting = [int(index) for index in torch.unravel_index(best, losses.shape)]
         return server._replace(model=self._model(server.gaussians, setting)), ()
 
-    def global_model(self, task: ft.Task, server: ServerState) -> Personal:  # type: ignore[override]
+    def global_model(  # type: ignore[override]
+        self, task: ft.Task, server: ServerState
+    ) -> Personal:
         """Return the model with the pooled class frequencies, and without an offset."""
         pooled = server.model.gaussians
         empty = torch.zeros_like(pooled.means, dtype=torch.float64)
