@@ -332,6 +332,15 @@ def test_rounds_of_halving(trials, num_rounds, factor, expected):
     assert halving_rounds(trials, num_rounds, factor) == expected
 
 
+def test_a_method_of_one_exchange_is_trained_once_a_trial(tmp_path):
+    settings = config(("algorithm.name", "fed3r"), ("federation.rounds", 4))
+    values = {"algorithm.ridge": [0.01, 1.0]}
+    result = sweep(settings, values=values, halving=2, out=tmp_path / "sweep")
+    (method,) = result["methods"]
+    rounds = [[step["rounds"] for step in trial["steps"]] for trial in method["trials"]]
+    assert rounds == [[1], [1]]
+
+
 def test_trials_that_lag_behind_are_pruned(tmp_path, count_rounds):
     settings = config(("federation.rounds", 4))
     values = {"training.lr": [0.3, 1e-9, 2e-9, 3e-9]}

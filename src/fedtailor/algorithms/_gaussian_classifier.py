@@ -91,7 +91,7 @@ def losses_of_temperatures(
 
     Args:
         log_likelihood: of every class (n, classes), up to a term that all classes share.
-        labels: (n,); those of rows of weight 0 are not looked at.
+        labels: (n,); rows of weight 0 may hold anything.
         weight: (n,).
         prior: of the classes (classes,).
 

@@ -13,7 +13,7 @@ from fedtailor.core.atomic import safe_name, to_json, writing
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.folders import whole_folder
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord
-from fedtailor.data.embedding import embed_rows
+from fedtailor.data.embedding import embed_rows, record_of
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.input_specification import inputs_of
 from fedtailor.data.options import DataOptions
@@ -67,7 +67,7 @@ def write_embedded(
 
     encoder = load_encoder(options.encoder)
     inputs = inputs_of(dataset, options, AS_THEY_ARE)
-    record = EncoderRecord(encoder.target, encoder.digest, encoder.license, inputs.to_record())
+    record = record_of(encoder, inputs)
     features, notes = embed_rows(encoder, dataset, np.arange(len(dataset.y)), report)
 
     with writing(out), whole_folder(out) as unfinished:

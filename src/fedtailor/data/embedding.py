@@ -20,7 +20,7 @@ from fedtailor.data.build import DividedData
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord
 from fedtailor.data.feature_cache import FeatureCache, folder_of, key_of
 from fedtailor.data.files import EMBEDDING, Report, to_nobody
-from fedtailor.data.input_specification import input_specification
+from fedtailor.data.input_specification import InputSpecification, input_specification
 from fedtailor.data.tensors import model_layout
 from fedtailor.encoders.encoder import KEY, Encoder, check_encoder, run_batch
 from fedtailor.encoders.load import load_encoder
@@ -51,9 +51,13 @@ def embed(divided: DividedData, report: Report = to_nobody) -> DividedData:
     encoder = load_encoder(divided.division.options.encoder)
     dataset = divided.dataset
     features, notes = embed_rows(encoder, dataset, np.unique(np.concatenate(rows)), report)
-    record = EncoderRecord(encoder.target, encoder.digest, encoder.license, inputs.to_record())
-    embedded = with_features(dataset, features, record)
+    embedded = with_features(dataset, features, record_of(encoder, inputs))
     return divided._replace(dataset=embedded, notes=[*divided.notes, *notes])
+
+
+def record_of(encoder: Encoder, inputs: InputSpecification) -> EncoderRecord:
+    """Return what data remember of the encoder that made their features from such inputs."""
+    return EncoderRecord(encoder.target, encoder.digest, encoder.license, inputs.to_record())
 
 
 def with_features(dataset: Dataset, features: np.ndarray, record: EncoderRecord) -> Dataset:

@@ -54,7 +54,7 @@ def normalization(divided: DividedData) -> Normalization:
     options = divided.division.options
     if options.normalize == "l2":
         refuse_rows_without_features(dataset.kind)
-        return Normalization((0.0,), (1.0,), l2=True)
+        return AS_THEY_ARE._replace(l2=True)
 
     by_training = options.standardizes(dataset.kind, is_embedded=dataset.encoder is not None)
     if not by_training or not any(len(client.train) for client in not_new):

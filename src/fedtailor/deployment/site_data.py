@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset
 from fedtailor.data.division import ClientSplitter
-from fedtailor.data.embedding import embed_rows, with_features
+from fedtailor.data.embedding import embed_rows, record_of, with_features
 from fedtailor.data.input_specification import InputSpecification, inputs_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientPositions, split_digest, to_records
@@ -110,8 +110,7 @@ def embed_dataset(dataset: Dataset, data: DataOptions, digest: str) -> Dataset:
         log.warning("%s", note)
 
     log.info("the features of %s examples are there, by %s", f"{len(dataset.y):,}", target)
-    record = EncoderRecord(target, encoder.digest, encoder.license, inputs.to_record())
-    return with_features(dataset, features, record)
+    return with_features(dataset, features, record_of(encoder, inputs))
 
 
 def _check_digest(target: str, here: str, there: str) -> None:

@@ -262,6 +262,9 @@ def make_searches(config: Config, options: SweepOptions) -> list[Search]:
         space = _space_of(method, names, options)
         uses_grid, num_trials = _count_trials(label, space, options)
 
+        # A method of some exchanges has no fewer rounds to begin with.
+        halving = 0 if load_algorithm(method.name).exchanges else options.halving
+
         # Several methods may be one algorithm with different options.
         earlier = names[:position].count(method.name)
         search = Search(
@@ -272,7 +275,7 @@ def make_searches(config: Config, options: SweepOptions) -> list[Search]:
             space=space,
             uses_grid=uses_grid,
             num_trials=num_trials,
-            rungs=halving_rounds(num_trials, config.schedule.rounds, options.halving),
+            rungs=halving_rounds(num_trials, config.schedule.rounds, halving),
         )
         for key, distribution in space.items():
             for value in values_to_try(distribution):
@@ -450,7 +453,7 @@ class Search:
         for rounds in self.rungs:
             overrides = dict(trial.params)
             share = ""
-            if self.options.halving:
+            if len(self.rungs) > 1:
                 overrides["federation.rounds"] = rounds
                 share = f", {rounds} of {self.config.schedule.rounds} rounds"
 
