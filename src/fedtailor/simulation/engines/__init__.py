@@ -58,12 +58,12 @@ class EngineOptions:
         Flag(
             "--device",
             "NAME",
-            "Where tensors live: cpu (default), auto; cuda and cuda:1 are untried.",
+            "Where tensors live: cpu (default), auto, cuda or cuda:1.",
         ),
     ] = "cpu"
-    """Where tensors live: ``cpu``, or ``cuda``, ``cuda:1`` and so on, which are untried; ``auto``
-    takes the first CUDA device if there is one. For the engines ``reference`` and ``batched``; the
-    others run on the CPU. ``mps`` is untried too, and refused: it has no float64."""
+    """Where tensors live: ``cpu``, or ``cuda``, ``cuda:1`` and so on; ``auto`` takes the first CUDA
+    device if there is one. For the engines ``reference`` and ``batched``; the others run on the
+    CPU. ``mps`` is refused: it has no float64."""
     ray_address: Annotated[
         str,
         NoResult(),
