@@ -11,9 +11,7 @@ thread; seconds are those of the processor.
 
 ``clients``: a round of many clients with 20 examples of 1,280 features: seconds for a thousand of
 them, and the largest resident set of the process. They share one table, so that its size is no part
-of the growth. Each number comes from a separate process. The C library keeps freed memory of such
-sizes in pieces that it cannot use again; with MALLOC_MMAP_THRESHOLD_=1048576 in the environment it
-returns it, and the resident set does not grow with the number of clients.
+of the growth. Each number comes from a separate process.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from import_map import LAYERS, MAY_IMPORT, SOURCE, TORCH_FREE, imported_names, p
 
 RULES = {**MAY_IMPORT, **import_map.ENTRANCES}
 MODULES = import_map.modules()
-CORE_LIBRARIES = {"torch", "numpy", "safetensors", "jaxtyping"}
+CORE_LIBRARIES = {"torch", "numpy", "threadpoolctl", "safetensors", "jaxtyping"}
 
 
 def libraries_of(module):

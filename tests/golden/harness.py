@@ -105,6 +105,7 @@ class Recorder:
     """An engine that runs one client after the other and keeps a :class:`Visit` of each."""
 
     name = "recorder"
+    smallest_group = 32
 
     def __init__(self, monkeypatch):
         self.visits = {}

@@ -1,5 +1,6 @@
 """The round loop: who trains, what is kept, what is evaluated when."""
 
+import weakref
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from fedtailor.models import build_model
 from fedtailor.simulation import clients
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.report import NOBODY, Evaluation
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import TracingEngine, assert_same_bits, assert_same_runs, run
@@ -435,15 +437,41 @@ def test_groups_of_clients_change_nothing(federation, monkeypatch):
 
 
 def test_groups_are_smaller_where_models_or_messages_are_large(federation):
-    found = clients.LocalClients(FedAvg(), federation, Reference(), seed=0)
-    assert found._group_size() == 512
+    def group_size(algorithm, federation, engine):
+        return clients.LocalClients(algorithm, federation, engine, seed=0)._group_size()
+
+    workers = Workers(2)
+    assert group_size(FedAvg(), federation, workers) == 512
     large = replace(
         federation, common_task=Task(build_model("resnet18_gn", (3, 32, 32), 10), 10, (3, 32, 32))
     )
-    assert clients.LocalClients(FedAvg(), large, Reference(), seed=0)._group_size() == 32
+    assert group_size(FedAvg(), large, workers) == 32
+    assert group_size(FedAvg(), large, Reference()) == 1
 
     # a small model, whose method sends the products of 1,280 features
     linear = Task(build_model("linear", (1280,), 10), 10, (1280,))
     wide = replace(federation, common_task=linear)
-    assert clients.LocalClients(FedAvg(), wide, Reference(), seed=0)._group_size() == 512
-    assert clients.LocalClients(Fed3R(), wide, Reference(), seed=0)._group_size() < 100
+    assert group_size(FedAvg(), wide, workers) == 512
+    assert group_size(Fed3R(), wide, workers) < 100
+    assert group_size(Fed3R(), wide, Reference()) == 2
+
+
+def test_nothing_of_a_client_outlives_its_upload(federation, monkeypatch):
+    """A small tensor that stayed would keep the memory of a large one from being used again."""
+    monkeypatch.setattr(clients, "_LARGEST_GROUP", 1)
+    metrics = []
+    most_alive = 0
+
+    class Watching(Reference):
+        def map(self, program, common, jobs):
+            nonlocal most_alive
+            most_alive = max(most_alive, sum(metric() is not None for metric in metrics))
+            outputs = super().map(program, common, jobs)
+            if program.keywords["request"].name == "train":
+                metrics.extend(weakref.ref(output.metrics["steps"]) for output in outputs)
+            return outputs
+
+    running = simulate(Fed3R(), federation, Watching(), Schedule(rounds=1), seed=0)
+    next(running)
+    assert len(metrics) > 2
+    assert most_alive <= 1

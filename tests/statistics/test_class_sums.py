@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 
+from fedtailor.core.engine import one_thread
 from fedtailor.core.federation import ExampleSet
 from fedtailor.statistics import class_sums
 
@@ -99,12 +101,24 @@ def test_padding_and_stacking_change_no_bit(squares):
         assert all(torch.equal(ours[number], theirs) for ours, theirs in zip(stacked, alone))
 
 
-def test_packed_matrices_come_back():
-    matrices = table(n=12, d=4).x.reshape(3, 4, 4)
-    matrices = matrices + matrices.mT
-    packed = class_sums.pack(matrices)
-    assert packed.shape == (3, 10)
-    assert torch.equal(class_sums.unpack(packed, 4), matrices)
+def test_one_thread_holds_for_products_of_numpy_too():
+    def threads():
+        libraries = threadpoolctl.threadpool_info()
+        return {each["num_threads"] for each in libraries if each["user_api"] == "blas"}
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        with one_thread():
+            assert threads() == {1}
+        assert threads() == {2}
+
+
+@pytest.mark.parametrize("squares", ["pooled", "by_class"])
+def test_products_are_rounded_once(squares):
+    examples = table()
+    exact = add_up(examples, squares)
+    rounded = class_sums.add_up(examples, CLASSES, squares, torch.float32)
+    assert torch.equal(rounded.squares, exact.squares.float())
+    assert torch.equal(rounded.sums, exact.sums)
 
 
 def test_without_variance_a_shrunk_covariance_is_the_identity():

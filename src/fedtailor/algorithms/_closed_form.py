@@ -150,7 +150,9 @@ class ClosedForm(FrozenBody[ServerState]):
     ) -> ft.ClientUpdate:
         """Add up the features of the client's examples."""
         features = self.frozen_features(task, data.train, key)
-        sums = class_sums.add_up(features, task.num_classes, self.squares)
+        sums = class_sums.add_up(
+            features, task.num_classes, self.squares, torch.get_default_dtype()
+        )
         return ft.ClientUpdate((), upload_of(sums), metrics={"steps": torch.zeros(())})
 
     def aggregate(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from fedtailor.core import tree
@@ -79,6 +81,10 @@ class Engine(Protocol):
     An engine that keeps nothing between calls of :meth:`map` inherits the other methods.
     """
 
+    smallest_group: int = 32
+    """The clients whose outputs are in memory at once, however large these are: fewer would leave a
+    part of the engine idle."""
+
     @property
     def name(self) -> str:
         """The name in the table of engines."""
@@ -125,13 +131,20 @@ class GatheringEngine(Engine, Protocol):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one intra-op thread: results then do not depend on the number of cores."""
+    """Use one thread for arithmetic: results then do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with _libraries_of_numpy().limit(limits=1, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)
+
+
+@cache
+def _libraries_of_numpy() -> ThreadpoolController:
+    """Return what sets the number of threads of products of NumPy's matrices."""
+    return ThreadpoolController()
 
 
 class PerExample(NamedTuple):

@@ -91,7 +91,11 @@ class Task(NamedTuple):
         They depend on the run's seed alone, so every client computes the same ones and none are
         sent.
         """
-        return self.pick(self.model.init(key.common("model")), *(groups or ALL))
+        groups = groups or ALL
+        if not self.names(*groups):
+            return {}
+
+        return self.pick(self.model.init(key.common("model")), *groups)
 
     def features(
         self, params: Params, batch: Batch, key: Key, *, training: bool = True

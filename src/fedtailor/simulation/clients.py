@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import reduce
 from typing import Any, Literal, NamedTuple, Protocol
@@ -43,10 +44,10 @@ run is resumed."""
 
 _LARGEST_GROUP = 512
 """The most clients whose outputs are in memory at once."""
-_SMALLEST_GROUP = 32
-"""The fewest, however large their models are."""
-_GROUP_BYTES = 2**28
-"""Bytes of the models and scores of a group, between these bounds."""
+_BYTES_AT_ONCE = 2**23
+"""Bytes of models, messages and scores of a group, between its bounds: for an engine that runs one
+client at a time. Memory of this size is used again and again; new memory would take longer to get
+than the sums of one message."""
 _COMPLETE_CHUNK = 1000
 """Examples of the complete test part that one worker scores at once."""
 
@@ -381,10 +382,12 @@ class LocalClients:
 
                 outputs = map_reduced(self.engine, program, common, jobs, self.algorithm, reduction)
 
-            # The method may have failed before there was a job.
-            remaining = iter(_with_reports_on_host(outputs))
+            # Each output is dropped when it has been used.
+            remaining = deque(_with_reports_on_host(outputs))
+            del outputs
             for client, job in zip(group, work, strict=True):
-                yield client, job if isinstance(job, Failure) else next(remaining)
+                # The method may have failed before there was a job.
+                yield client, job if isinstance(job, Failure) else remaining.popleft()
 
     def _group_size(self) -> int:
         """Return how many clients run before their outputs are used.
@@ -398,8 +401,9 @@ class LocalClients:
         model_bytes = 4 * max(parameters, uploaded)
         score_bytes = 8 * (2 * SCORE_BINS + task.num_classes) * task.num_classes
         # Parameters are float32; a histogram has two rows of bins for every class.
-        fitting = _GROUP_BYTES // (model_bytes + score_bytes)
-        return min(_LARGEST_GROUP, max(_SMALLEST_GROUP, fitting))
+        smallest = self.engine.smallest_group
+        fitting = smallest * _BYTES_AT_ONCE // (model_bytes + score_bytes)
+        return min(_LARGEST_GROUP, max(smallest, fitting))
 
     def _shared_inputs(self, shared: Any, round: int) -> SharedInputs:
         data = self._resident

@@ -193,7 +193,9 @@ def describe(failure: Failure) -> str:
     return text
 
 
-def record(table: dict[str, dict[int, float]], client: int, numbers: Mapping[str, Tensor]) -> None:
+def record(
+    table: dict[str, dict[int, float]], client: int, numbers: Mapping[str, Tensor | float]
+) -> None:
     """Enter a client's numbers into a table by name."""
     for name, value in numbers.items():
         table.setdefault(name, {})[client] = float(value)

@@ -68,6 +68,9 @@ class RoundAttempt:
     """The fields of uploads of which the server needs no more than a mean or sum."""
     replies: dict[int, TrainReply] = field(default_factory=dict)
     """What can be used, in the order of the clients; of uploads, the fields that are not summed."""
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    """What clients measured in training, as numbers: small tensors that outlive the uploads would
+    lie between them, and the C library could not use the memory of uploads again."""
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     bytes_up: int = 0
     """Of the uploads that can be used."""
@@ -85,7 +88,8 @@ class RoundAttempt:
                 else:
                     total.skip(client)
 
-        self.replies[client] = reply._replace(upload=rest)
+        self.replies[client] = reply._replace(upload=rest, metrics={})
+        self.metrics[client] = {name: float(value) for name, value in reply.metrics.items()}
 
     def skip(self, client: int) -> None:
         """Leave out a client of whom nothing can be used."""
@@ -375,7 +379,7 @@ class RunServer:
         scores = {}
         for client, reply in attempt.replies.items():
             report.trained.append(client)
-            record(report.metrics, client, reply.metrics)
+            record(report.metrics, client, attempt.metrics[client])
             if isinstance(reply.scores, Scores):
                 scores[client] = reply.scores
 

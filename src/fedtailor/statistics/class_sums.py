@@ -10,7 +10,7 @@ shapes, so that they have the same bits as alone.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,9 +27,9 @@ examples (packed,), or by class (classes, packed)."""
 
 _ROWS = 4096
 """Examples that are in memory in float64 at once."""
-_COLUMNS = 320
-"""Width of a block of a product: blocks below the diagonal are left out, which saves almost half
-of the work."""
+_COLUMNS = 160
+"""Rows of the matrix of products that are made at once, from their first diagonal element on: what
+is left of it is left out, which saves almost half of the work."""
 
 
 class ClassSums(NamedTuple):
@@ -89,7 +89,12 @@ def squares_shape(squares: Squares, num_classes: int, d: int) -> tuple[int, ...]
     return shapes[squares]
 
 
-def add_up(examples: ExampleSet, num_classes: int, squares: Squares) -> ClassSums:
+def add_up(
+    examples: ExampleSet,
+    num_classes: int,
+    squares: Squares,
+    dtype: torch.dtype = torch.float64,
+) -> ClassSums:
     """Return the sums over a table of features, in float64.
 
     Args:
@@ -97,9 +102,11 @@ def add_up(examples: ExampleSet, num_classes: int, squares: Squares) -> ClassSum
             left out; all others count the same.
         num_classes: number of classes.
         squares: which second moments.
+        dtype: of products of features, which are rounded once: those of a message are made in its
+            type, because in float64 they would take longer to write than to add up.
     """
     columns = (examples.x, examples.y, examples.weight)
-    parts = _ClassSums.apply(num_classes, squares, *columns)  # type: ignore[no-untyped-call]
+    parts = _ClassSums.apply(num_classes, squares, dtype, *columns)  # type: ignore[no-untyped-call]
     return ClassSums(*parts)
 
 
@@ -108,10 +115,15 @@ class _ClassSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        num_classes: int, squares: Squares, z: Tensor, labels: Tensor, weight: Tensor
+        num_classes: int,
+        squares: Squares,
+        dtype: torch.dtype,
+        z: Tensor,
+        labels: Tensor,
+        weight: Tensor,
     ) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return tuple(_sums_of(num_classes, squares, z, labels, weight))
+            return tuple(_sums_of(num_classes, squares, dtype, z, labels, weight))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -119,22 +131,32 @@ class _ClassSums(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], num_classes: int, squares: Squares, *columns: Tensor
+        info: Any,
+        in_dims: tuple[Any, ...],
+        num_classes: int,
+        squares: Squares,
+        dtype: torch.dtype,
+        *columns: Tensor,
     ) -> tuple[Any, Any]:
         # The rows that count differ by client, and with them the shapes of products.
         unrolled = [
             unroll(column, dim, info.batch_size)
-            for column, dim in zip(columns, in_dims[2:], strict=True)
+            for column, dim in zip(columns, in_dims[3:], strict=True)
         ]
         clients = [
-            _sums_of(num_classes, squares, *client) for client in zip(*unrolled, strict=True)
+            _sums_of(num_classes, squares, dtype, *client) for client in zip(*unrolled, strict=True)
         ]
         stacked = tuple(torch.stack(parts) for parts in zip(*clients, strict=True))
         return stacked, (0,) * len(stacked)
 
 
 def _sums_of(
-    num_classes: int, squares: Squares, z: Tensor, labels: Tensor, weight: Tensor
+    num_classes: int,
+    squares: Squares,
+    dtype: torch.dtype,
+    z: Tensor,
+    labels: Tensor,
+    weight: Tensor,
 ) -> ClassSums:
     is_present = weight > 0
     if not bool(is_present.all()):
@@ -144,52 +166,60 @@ def _sums_of(
     d = z.shape[1]
     counts = torch.bincount(labels, minlength=num_classes).double()
     sums = z.new_zeros((num_classes, d), dtype=torch.float64)
-    shape = (d, d) if squares == "pooled" else squares_shape(squares, num_classes, d)
-    second = z.new_zeros(shape, dtype=torch.float64)
+    by_class = z.new_zeros((num_classes, d if squares == "diagonal" else 0), dtype=torch.float64)
 
-    for start in range(0, len(z), _ROWS):
-        block = z[start : start + _ROWS].double()
-        classes = labels[start : start + _ROWS]
-        sums.index_add_(0, classes, block)
+    blocks = zip(torch.split(z, _ROWS), torch.split(labels, _ROWS), strict=True)
+    for rows, classes in blocks:
+        values = rows.double()
+        sums.index_add_(0, classes, values)
         if squares == "diagonal":
-            second.index_add_(0, classes, block.square())
-        elif squares == "pooled":
-            _add_products(second, block)
+            by_class.index_add_(0, classes, values.square())
 
     if squares == "pooled":
-        second = pack(second)
-    elif squares == "by_class":
-        second = torch.stack([_products(z[labels == label]) for label in range(num_classes)])
-
-    return ClassSums(counts, sums, second)
-
-
-def _products(z: Tensor) -> Tensor:
-    """Return the packed sum of the outer products of rows (n, d)."""
-    total = z.new_zeros((z.shape[1], z.shape[1]), dtype=torch.float64)
-    for start in range(0, len(z), _ROWS):
-        _add_products(total, z[start : start + _ROWS].double())
-    return pack(total)
+        return ClassSums(counts, sums, _products(z, dtype))
+    if squares == "by_class":
+        products = [_products(z[labels == label], dtype) for label in range(num_classes)]
+        return ClassSums(counts, sums, torch.stack(products))
+    return ClassSums(counts, sums, by_class if squares == "diagonal" else by_class[0])
 
 
-def _add_products(total: Tensor, block: Tensor) -> None:
-    """Add the outer products of rows (n, d) to the upper triangle of a matrix, in place."""
-    for start in range(0, block.shape[1], _COLUMNS):
-        stop = start + _COLUMNS
-        total[start:stop, start:].addmm_(block[:, start:stop].mT, block[:, start:])
+def _products(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the upper triangle of the sum of outer products of rows (n, d), rounded once."""
+    d = z.shape[1]
+    values = z.double() if len(z) <= _ROWS else z
+    packed = z.new_empty(d * (d + 1) // 2, dtype=dtype)
+    filled = 0
+
+    # A strip of the matrix from its first diagonal element on; each is packed while in the cache.
+    for start in range(0, d, _COLUMNS):
+        columns = values[:, start:]
+        parts = [_products_with_first(rows.double()) for rows in torch.split(columns, _ROWS)]
+        strip = reduce(torch.add, parts)
+
+        upper = _upper(*strip.shape, strip.device)
+        part = packed[filled : filled + len(upper)]
+        torch.index_select(strip.flatten().to(dtype), 0, upper, out=part)
+        filled += len(upper)
+
+    return packed
 
 
-@lru_cache(maxsize=4)
-def _upper(d: int, device: torch.device) -> Tensor:
-    """Return the positions of the upper triangle in a matrix whose rows follow one another."""
-    positions: Tensor = torch.arange(d * d, device=device).reshape(d, d)
-    return positions[torch.ones(d, d, dtype=torch.bool, device=device).triu()]
+def _products_with_first(columns: Tensor) -> Tensor:
+    """Return the sums of products of the first columns with all of (n, d)."""
+    if columns.device.type != "cpu":
+        return columns[:, :_COLUMNS].mT @ columns
+
+    # The library of NumPy multiplies float64 as fast on all processors; that of PyTorch takes 1.15
+    # times as long on some.
+    values = columns.numpy()
+    return torch.from_numpy(values[:, :_COLUMNS].T @ values)
 
 
-def pack(matrix: Float[Tensor, "*batch d d"]) -> Float[Tensor, "*batch packed"]:
-    """Return the upper triangle of symmetric matrices; the lower one is not read."""
-    d = matrix.shape[-1]
-    return matrix.flatten(-2).index_select(-1, _upper(d, matrix.device))
+@lru_cache(maxsize=32)
+def _upper(rows: int, columns: int, device: torch.device) -> Tensor:
+    """Return the positions on and above the diagonal of a matrix whose rows follow one another."""
+    positions: Tensor = torch.arange(rows * columns, device=device).reshape(rows, columns)
+    return positions.int()[torch.ones(rows, columns, dtype=torch.bool, device=device).triu()]
 
 
 def unpack(packed: Float[Tensor, "*batch packed"], d: int) -> Float[Tensor, "*batch d d"]:
@@ -201,7 +231,7 @@ def unpack(packed: Float[Tensor, "*batch packed"], d: int) -> Float[Tensor, "*ba
                 [2., 3.]])
     """
     flat = packed.new_zeros((*packed.shape[:-1], d * d))
-    flat[..., _upper(d, packed.device)] = packed
+    flat[..., _upper(d, d, packed.device)] = packed
     return gaussian.symmetric(flat.reshape(*packed.shape[:-1], d, d))
 
 

@@ -81,6 +81,7 @@ class PassingEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.smallest_group = engine.smallest_group
 
     def begin_run(self) -> None:
         """Begin a run of the other engine."""

@@ -176,7 +176,9 @@ _MOST_NUMBERS = 2**24
 def take(x: Tensor, positions: Tensor, moves: Tensor | None = None) -> Tensor:
     """Gather examples (...); ``moves`` move images, whose memory stays channels-last."""
     if x.dim() < 4:
-        return x[positions]
+        # several times as fast as ``x[positions]``
+        rows = x.index_select(0, positions.flatten())
+        return rows.view(*positions.shape, *x.shape[1:])
 
     # A view of channels-last memory: whole images are copied fastest.
     _, channels, height, width = x.shape

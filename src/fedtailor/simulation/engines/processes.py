@@ -35,6 +35,7 @@ class Processes:
     """
 
     name = "processes"
+    smallest_group = 32
 
     def __init__(self, workers: int = 0, timeout: float = 0.0) -> None:
         """Prepare processes.

@@ -51,6 +51,7 @@ class Ray:
     """Runs clients in actors of a Ray cluster, which start with the first call."""
 
     name = "ray"
+    smallest_group = 32
 
     def __init__(self, workers: int = 0, address: str = "") -> None:
         """Prepare a connection.

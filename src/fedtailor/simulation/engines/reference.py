@@ -16,6 +16,7 @@ class Reference(Engine):
     """Runs one client after the other on one thread."""
 
     name = "reference"
+    smallest_group = 1
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""

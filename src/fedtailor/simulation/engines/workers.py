@@ -39,6 +39,7 @@ class Workers:
     """Runs clients in threads, the largest first."""
 
     name = "workers"
+    smallest_group = 32
 
     def __init__(self, workers: int = 0) -> None:
         """Prepare ``workers`` threads; 0: one per physical core that this process may use."""
