@@ -22,6 +22,7 @@ LAYERS = (
     ("toolkit",),
     ("statistics",),
     ("training",),
+    ("privacy",),
     ("core",),
 )
 """The packages from top to bottom. A package imports packages of lower layers only."""
@@ -38,10 +39,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "deployment": frozenset(
         {
             *("serving", "experiment", "simulation", "models"),
-            *("data", "algorithms", "encoders", "core"),
+            *("data", "algorithms", "encoders", "privacy", "core"),
         }
     ),
-    "testing": frozenset({"simulation", "models", "algorithms", "training", "core"}),
+    "testing": frozenset({"simulation", "privacy", "models", "algorithms", "training", "core"}),
     "serving": frozenset(
         {
             *("experiment", "simulation", "models", "baselines"),
@@ -49,8 +50,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         }
     ),
     "report": frozenset({"experiment", "data"}) | TORCH_FREE,
-    "experiment": frozenset({"simulation", "models", "data", "algorithms", "baselines", "core"}),
-    "simulation": frozenset({"training", "core"}),
+    "experiment": frozenset(
+        {"simulation", "models", "data", "algorithms", "baselines", "privacy", "core"}
+    ),
+    "simulation": frozenset({"training", "privacy", "core"}),
     "models": frozenset({"core"}),
     "baselines": frozenset({"core"}),
     "data": frozenset({"encoders", "core"}),
@@ -59,6 +62,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "toolkit": frozenset({"statistics", "training", "core"}),
     "statistics": frozenset({"training", "core"}),
     "training": frozenset({"core"}),
+    "privacy": frozenset({"core"}),
     "core": frozenset(),
 }
 """Package -> the packages, or parts of packages, that it may import besides itself."""

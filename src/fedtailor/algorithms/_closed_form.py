@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -175,17 +176,15 @@ def head_field(shapes: Any) -> ft.Field:
 
 def sum_fields(num_classes: int, d: int, squares: class_sums.Squares) -> dict[str, ft.Field]:
     """Declare the sums over a client's examples."""
-
-    def field(kind: Any, shape: tuple[int, ...]) -> ft.Field:
-        return ft.Field(kind=kind, shapes=shape, reduction="sum", down=False)
-
+    # Sums grow with the examples of a client, sums of squares also with the scale of features.
+    field = partial(ft.Field, reduction="sum", down=False)
     fields = {
-        "counts": field("counts", (num_classes,)),
-        "sums": field("statistics", (num_classes, d)),
+        "counts": field(kind="counts", shapes=(num_classes,), bound=2.0**20),
+        "sums": field(kind="statistics", shapes=(num_classes, d), bound=2.0**24),
     }
     if squares != "none":
         shape = class_sums.squares_shape(squares, num_classes, d)
-        fields["squares"] = field("statistics", shape)
+        fields["squares"] = field(kind="statistics", shapes=shape, bound=2.0**28)
     return fields
 
 

@@ -197,11 +197,13 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
         messages = {
             "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
             "means": ft.Field(kind="class_means", shapes=(task.num_classes, d)),
-            "covariance": ft.Field(kind="covariance", shapes=(d, d)),
+            "covariance": ft.Field(kind="covariance", shapes=(d, d), bound=2.0**20),
         }
         if self.temperature == "cross_validated":
             shapes = (len(TEMPERATURES),)
-            messages["temperature_losses"] = ft.Field(kind="statistics", shapes=shapes, low=0.0)
+            messages["temperature_losses"] = ft.Field(
+                kind="statistics", shapes=shapes, low=0.0, bound=2.0**20
+            )
         return messages
 
     def temperature_of(self, server: ServerState) -> Tensor | float:

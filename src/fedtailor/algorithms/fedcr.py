@@ -158,7 +158,9 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body and class Gaussians."""
         shape = (task.num_classes, self.latent_dim)
-        received = partial(ft.Field, kind="statistics", shapes=shape, reduction="sum", down=False)
+        received = partial(
+            ft.Field, kind="statistics", shapes=shape, reduction="sum", down=False, bound=2.0**34
+        )
         # classes go down as means and deviations, up as sums that can be added
         statistics = {
             "means": ft.Field(kind="class_means", shapes=shape, reduction="none"),

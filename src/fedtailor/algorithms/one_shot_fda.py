@@ -183,6 +183,7 @@ class OneShotFDA(FrozenBody[ServerState]):
                 shapes=_shapes(value),
                 reduction="sum",
                 down=False,
+                bound=2.0**28,
             )
             for name, value in up.items()
         }

@@ -73,8 +73,12 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
         return {
             "model": ft.Field(kind="model", shapes=model, reduction="none"),
             "delta": ft.Field(kind="model", shapes=model, weight="equal", down=False),
+            # Divided by the steps and the learning rate.
             "control": ft.Field(
-                kind="statistics", shapes=task.shapes(*ft.TRAINED), reduction="sum"
+                kind="statistics",
+                shapes=task.shapes(*ft.TRAINED),
+                reduction="sum",
+                bound=2.0**14,
             ),
         }
 

@@ -48,6 +48,8 @@ class Roster:
     majority: Sequence[int] = ()
     """Most frequent class of every client's training examples, the first of equal ones; -1 without
     examples; empty: not known, as on the server of real sites."""
+    class_holders: Sequence[int] = ()
+    """How many of the known clients have training examples of every class; empty: not known."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -218,21 +220,38 @@ class Splits(Sequence[Split]):
         Args:
             y: the class of every example of the data set.
         """
-        labels = to_host(y[self._positions[0]], "the most frequent classes of clients").numpy()
-        sizes = np.diff(self._ends[0])
-        majority = np.full(len(sizes), -1)
-        if not len(labels):
-            return majority.tolist()
-
-        # Client and class as one number: what occurs, and how often.
-        classes = int(labels.max()) + 1
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        pairs, counts = np.unique(owner * classes + labels, return_counts=True)
+        owners, labels, counts = self._labels_by_client(y)
 
         # The last one written stays: the largest count, of equal ones the first class.
-        ascending = np.lexsort((-pairs, counts))
-        majority[pairs[ascending] // classes] = pairs[ascending] % classes
+        ascending = np.lexsort((-labels, -owners, counts))
+        majority = np.full(len(self._ends[0]) - 1, -1)
+        majority[owners[ascending]] = labels[ascending]
         return majority.tolist()
+
+    def class_holders(self, y: Tensor, num_classes: int, population: int) -> list[int]:
+        """Return how many of the first clients have training examples of every class.
+
+        Args:
+            y: the class of every example of the data set.
+            num_classes: how many classes there are.
+            population: how many clients count.
+        """
+        owners, labels, _ = self._labels_by_client(y)
+        holders: list[int] = np.bincount(
+            labels[owners < population], minlength=num_classes
+        ).tolist()
+        return holders
+
+    def _labels_by_client(self, y: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return client, class and count of the training examples, for all that occur."""
+        labels = to_host(y[self._positions[0]], "the classes of clients").numpy()
+        sizes = np.diff(self._ends[0])
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+
+        # Client and class as one number: what occurs, and how often.
+        num_classes = int(labels.max(initial=0)) + 1
+        pairs, counts = np.unique(owners * num_classes + labels, return_counts=True)
+        return pairs // num_classes, pairs % num_classes, counts
 
     @property
     def has_validation(self) -> bool:
@@ -286,6 +305,9 @@ class Federation:
             class_names=self.class_names,
             conditions=self.conditions,
             majority=splits.majority(self.y),
+            class_holders=splits.class_holders(
+                self.y, self.common_task.num_classes, len(splits) - self.num_new
+            ),
         )
 
     @property

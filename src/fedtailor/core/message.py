@@ -76,6 +76,10 @@ class Field:
     low: float = -math.inf
     high: float = math.inf
     """Range of every entry of an upload."""
+    bound: float = 2.0**10
+    """Largest absolute value of an entry in secure sums."""
+    weight_bound: float = 2.0**20
+    """Largest weight of kind ``own`` in secure sums."""
 
     def leaf_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every leaf by path."""

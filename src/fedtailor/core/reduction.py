@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.message import Each, Mean, Reduced, Sum, spread
+from fedtailor.core.fixed_point import FixedField, FixedPoint, masked_bytes
+from fedtailor.core.message import (
+    Each,
+    Mean,
+    Messages,
+    Reduced,
+    Sum,
+    Upload,
+    spread,
+    upload_bytes,
+)
+from fedtailor.core.upload_checks import Problem
 
 Part = TypeVar("Part")
 
@@ -183,7 +194,7 @@ def tree_sum(values: Mapping[int, Tensor]) -> Tensor:
 
 
 class PartialSum(NamedTuple):
-    """The sum of one field over some clients, in float64.
+    """The sum of one field over some clients, in float64, or in whole numbers (int64).
 
     It can be sent, and added where the other clients are.
     """
@@ -200,14 +211,21 @@ class PartialSum(NamedTuple):
 
 
 class FieldSum(ArrivingSum[PartialSum]):
-    """One field of a cohort's uploads, reduced in float64 while they arrive, in any order.
+    """One field of a cohort's uploads, reduced while they arrive, in any order.
 
-    No upload is kept. A leaf comes back in its own dtype.
+    It adds in float64, or exactly in whole numbers. No upload is kept. A leaf comes back in its own
+    dtype.
     """
 
-    def __init__(self, clients: Iterable[int]) -> None:
-        """Begin with the ids of the clients who may send the field."""
+    def __init__(self, clients: Iterable[int], fixed: FixedField | None = None) -> None:
+        """Begin a sum.
+
+        Args:
+            clients: ids of those who may send the field.
+            fixed: how its values become whole numbers; None: they are added in float64.
+        """
         super().__init__(clients, _join_parts)
+        self._fixed = fixed
 
     def add(self, client: int, part: Mean | Sum | PartialSum) -> None:
         """Add what a client sent, or one of the :meth:`parts` of another sum under its id.
@@ -218,7 +236,9 @@ class FieldSum(ArrivingSum[PartialSum]):
         Raises:
             KeyError: the client is not expected, or not any more.
         """
-        super().add(client, part if isinstance(part, PartialSum) else _weighted(part))
+        if not isinstance(part, PartialSum):
+            part = _weighted(part) if self._fixed is None else _encoded(part, self._fixed)
+        super().add(client, part)
 
     def reduced(self) -> Reduced:
         """Return the mean or sum over those who sent the field.
@@ -229,6 +249,8 @@ class FieldSum(ArrivingSum[PartialSum]):
         part = self.result()
         if part is None:
             raise ValueError("no client sent the field")
+        if self._fixed is not None:
+            part = _decoded(part, self._fixed)
 
         divisor = torch.where(part.weight > 0, part.weight, 1.0)
         reduced = []
@@ -265,11 +287,33 @@ def _weighted(entry: Mean | Sum) -> PartialSum:
     return PartialSum(isinstance(entry, Mean), like, factor, weighted)
 
 
+def _encoded(entry: Mean | Sum, fixed: FixedField) -> PartialSum:
+    """Return what one client sent as a sum of whole numbers."""
+    factor = torch.ones((), dtype=torch.float64)
+    if isinstance(entry, Mean):
+        factor = fixed.sent_weight(entry.weight.to(torch.float64))
+    elif isinstance(entry.mask, Tensor):
+        factor = entry.mask.to(torch.float64)
+
+    leaves = {}
+    for path, leaf in tree.paths(entry.value).items():
+        leaves[path] = fixed.encode_value(leaf.to(torch.float64) * spread(factor, leaf))
+
+    like = tree.map(lambda leaf: leaf.new_empty(0), entry.value)
+    return PartialSum(isinstance(entry, Mean), like, fixed.encode_weight(factor), leaves)
+
+
+def _decoded(part: PartialSum, fixed: FixedField) -> PartialSum:
+    """Return a sum of whole numbers in float64."""
+    leaves = {path: fixed.decode_value(leaf) for path, leaf in part.leaves.items()}
+    return part._replace(weight=fixed.decode_weight(part.weight), leaves=leaves)
+
+
 def _join_parts(left: PartialSum, right: PartialSum) -> PartialSum:
     """Return the sum of two parts, in the memory of the left one, whose ids are lower."""
     joined = {}
     for path, leaf in left.leaves.items():
-        total = leaf if leaf.dtype == torch.float64 else leaf.double()
+        total = leaf.double() if leaf.dtype == torch.float32 else leaf
         joined[path] = total.add_(right.leaves[path])
 
     # Weights of kind ``own`` can be for different numbers of axes.
@@ -284,6 +328,24 @@ class Reduction(NamedTuple):
     """The fields of which it needs no more than a mean or sum."""
     cohort: tuple[int, ...]
     """The clients whose uploads count, in the order of their ids."""
+    fixed: FixedPoint | None = None
+    """How uploads become whole numbers; None: they are added in float64."""
+
+    def sums(self, clients: Iterable[int]) -> dict[str, FieldSum]:
+        """Begin the sums of all fields over clients; return them by field."""
+        ids = list(clients)
+        by_field = self.fixed.fields if self.fixed is not None else {}
+        return {name: FieldSum(ids, by_field.get(name)) for name in self.summed}
+
+    def problem_with(self, upload: Upload) -> Problem | None:
+        """Return why a sound upload does not fit into the sums, or None if it does."""
+        return None if self.fixed is None else self.fixed.problem_with(upload)
+
+    def bytes_of(self, upload: Upload, messages: Messages) -> int:
+        """Return the bytes of a sound upload on its way into the sums."""
+        if self.fixed is None:
+            return upload_bytes(upload, messages)
+        return masked_bytes(messages)
 
 
 def reduce_field(entries: Mapping[int, Mean | Sum | Each]) -> Reduced:

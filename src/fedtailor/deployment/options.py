@@ -173,6 +173,10 @@ def load_federation(path: Path) -> FederationFile:
         hint = 'It is the decision of every site: fallback = "best" in site.toml.'
         raise wrong_value("serve.fallback", "personal", "best", hint, path=path)
 
+    if values.get("privacy", {}).get("secure_sums"):
+        hint = "Only simulations have it so far."
+        raise wrong_value("privacy.secure_sums", "false", True, hint, path=path)
+
     # Sites compute on the CPU with the reference engine, so that bits are those of a simulation.
     values = {key: value for key, value in values.items() if key != "deploy"}
     values |= {"data": {**data, "path": "each-site"}, "engine": {"name": "reference"}}

@@ -218,7 +218,7 @@ def assemble(
 
     # What the data and the model cannot do is refused before the first round.
     refuse_untrainable(config, federation)
-    check_run(algorithm, federation.roster, schedule)
+    check_run(algorithm, federation.roster, schedule, config.privacy)
     refuse_impossible_augmentation(algorithm.training, shape)
     choice = choose_engine(config.engine, algorithm, federation, schedule, device)
 

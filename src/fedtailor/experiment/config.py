@@ -41,6 +41,7 @@ from fedtailor.core.schedule import (
 )
 from fedtailor.data.options import DataOptions
 from fedtailor.models import MODELS
+from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.engines import EngineOptions
 
 _Seed = Annotated[int, Range(ge=0, le=2**53)]
@@ -149,6 +150,7 @@ class Config:
     """The sections ``[federation]`` and ``[evaluation]``."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    privacy: PrivacyOptions = field(default_factory=PrivacyOptions)
     serve: ServeOptions = field(default_factory=ServeOptions)
 
 
@@ -163,6 +165,7 @@ SECTIONS = (
     "federation",
     "engine",
     "evaluation",
+    "privacy",
     "checkpoint",
     "serve",
 )
@@ -173,6 +176,7 @@ _CLASSES: Mapping[str, type[Any]] = {
     "model": ModelOptions,
     "training": Training,
     "engine": EngineOptions,
+    "privacy": PrivacyOptions,
     "checkpoint": CheckpointOptions,
     "serve": ServeOptions,
 }
@@ -191,7 +195,7 @@ def option_annotations() -> dict[str, Any]:
     annotations |= of_section("training", _CLASSES["training"])
     annotations |= schedule_annotations()
     annotations["seeds"] = hints_of(Config)["seeds"]
-    for name in ("engine", "checkpoint", "serve"):
+    for name in ("engine", "privacy", "checkpoint", "serve"):
         annotations |= of_section(name, _CLASSES[name])
 
     return annotations

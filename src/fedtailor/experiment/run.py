@@ -314,6 +314,7 @@ def run_seed(
                 resume=start.state,
                 events=start.events,
                 device=prepared.device,
+                privacy=prepared.config.privacy,
             ):
                 writer.add_round(report)
 

@@ -15,9 +15,13 @@ from fedtailor.core.engine import Engine, one_thread
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
+from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import Absences, RoundReport, RunState
 from fedtailor.simulation.server import RoundAttempt, RunServer, server_optimizer
+
+NO_PRIVACY = PrivacyOptions()
+"""Every upload is seen by the server."""
 
 
 def simulate(
@@ -31,6 +35,7 @@ def simulate(
     resume: RunState | None = None,
     events: Sequence[Mapping[str, Any]] = (),
     device: torch.device = HOST,
+    privacy: PrivacyOptions = NO_PRIVACY,
 ) -> Iterator[RoundReport]:
     """Run an algorithm on a federation in this process; return an iterator over reports of rounds.
 
@@ -49,6 +54,7 @@ def simulate(
         events: of the rounds of that run which are run again, for :func:`federate`.
         device: where programs run and the server computes; the engine must run programs in this
             thread.
+        privacy: what the server may see of uploads.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
@@ -64,6 +70,7 @@ def simulate(
         resume=resume,
         events=events,
         device=device,
+        privacy=privacy,
     )
 
 
@@ -77,6 +84,7 @@ def federate(
     resume: RunState | None = None,
     events: Sequence[Mapping[str, Any]] = (),
     device: torch.device = HOST,
+    privacy: PrivacyOptions = NO_PRIVACY,
 ) -> Iterator[RoundReport]:
     """Run an algorithm with given clients; yield a report after every round.
 
@@ -91,17 +99,18 @@ def federate(
         events: of the rounds of that run which are run again: who gave no answer in one of them
             gives none again.
         device: where the server computes, and where uploads come from.
+        privacy: what the server may see of uploads.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
         RunError: too few clients did usable work in every attempt at a round.
     """
-    check_run(algorithm, roster, schedule)
+    check_run(algorithm, roster, schedule, privacy)
 
     # One thread: the server's arithmetic, too, must not depend on the number of cores.
     with one_thread(), placed(device):
         server = RunServer(
-            algorithm, roster, clients, schedule, seed, resume, Absences(events), device
+            algorithm, roster, clients, schedule, seed, resume, Absences(events), device, privacy
         )
 
     while server.has_more_rounds:
@@ -157,8 +166,13 @@ def _train(server: RunServer, report: RoundReport) -> RoundAttempt:
             return attempt
 
 
-def check_run(algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule) -> None:
-    """Check that a method, the clients and a schedule fit together.
+def check_run(
+    algorithm: AnyAlgorithm,
+    roster: Roster,
+    schedule: Schedule,
+    privacy: PrivacyOptions = NO_PRIVACY,
+) -> None:
+    """Check that a method, the clients, a schedule and what is private fit together.
 
     Raises:
         ConfigError: they do not.
@@ -169,6 +183,7 @@ def check_run(algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule) -> No
     _check_who_trains(algorithm, schedule)
     server_optimizer(algorithm, roster, schedule)
     schedule.check_validation(roster.validates, roster.classes)
+    _check_privacy(algorithm, roster, schedule, privacy)
 
 
 def _check_tasks(algorithm: AnyAlgorithm, roster: Roster) -> None:
@@ -180,6 +195,16 @@ def _check_tasks(algorithm: AnyAlgorithm, roster: Roster) -> None:
             allowed = f"empty for {type(algorithm).__name__}, which sends parts of the model"
             got = f"another model for client {roster.name_of(client)}"
             raise wrong_value("model.others", allowed, got)
+
+
+def _check_privacy(
+    algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule, privacy: PrivacyOptions
+) -> None:
+    """Check that the server can do its work with what it may see."""
+    messages = algorithm.messages(algorithm.bind(roster.common_task))
+    single = [name for name, field in messages.items() if field.reduction == "each"]
+    privacy.check_fields(type(algorithm).__name__, single)
+    privacy.check(schedule, len(roster.trainable_clients))
 
 
 def _check_who_trains(algorithm: AnyAlgorithm, schedule: Schedule) -> None:

@@ -14,11 +14,13 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
-from fedtailor.core.message import Field, Mean, Reduced, download_bytes, sent_values, upload_bytes
+from fedtailor.core.fixed_point import FixedPoint, make_fixed_point
+from fedtailor.core.message import Field, Mean, Reduced, download_bytes, sent_values
 from fedtailor.core.reduction import FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import Scores
 from fedtailor.core.upload_checks import problem_with
+from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, TrainReply
 from fedtailor.simulation.evaluation import Evaluator, validation_accuracy
 from fedtailor.simulation.programs import TrainRequest
@@ -119,6 +121,17 @@ def server_optimizer(
     return make_server_optimizer(algorithm, roster.common_task, schedule)
 
 
+def rare_classes(roster: Roster, privacy: PrivacyOptions) -> tuple[int, ...]:
+    """Return the classes of too few clients for a mean over those who have them."""
+    if privacy.rare_classes == "keep":
+        return ()
+    return tuple(
+        label
+        for label, holders in enumerate(roster.class_holders)
+        if holders < privacy.smallest_sum
+    )
+
+
 def values_per_client(
     algorithm: AnyAlgorithm, server: Any, cohort: Cohort, seed: int
 ) -> dict[int, tree.Tree]:
@@ -145,6 +158,7 @@ class RunServer:
         resume: RunState | None,
         absences: Absences,
         device: torch.device,
+        privacy: PrivacyOptions,
     ) -> None:
         self.algorithm = algorithm
         self.roster = roster
@@ -168,8 +182,19 @@ class RunServer:
             name for name in self.uploaded if not self._needs_every_value(self.messages[name])
         )
 
+        self.fixed: FixedPoint | None = None
+        self.fewest_uploads = schedule.fewest_uploads
+        if privacy.secure_sums:
+            self.fixed = make_fixed_point(
+                self.messages,
+                population=roster.population,
+                most_examples=privacy.most_examples,
+                rare_classes=rare_classes(roster, privacy),
+            )
+            self.fewest_uploads = max(self.fewest_uploads, privacy.smallest_sum)
+
         # A draw of fewer clients could not succeed.
-        fewest = max(schedule.participation.min_clients, schedule.fewest_uploads)
+        fewest = max(schedule.participation.min_clients, self.fewest_uploads)
         self.participation = replace(schedule.participation, min_clients=fewest)
         self.asked: set[int] = set()
         """The clients whose work was to count in one of the attempts at this round."""
@@ -223,6 +248,7 @@ class RunServer:
         # Without this, the first upload that can be used is enough, and no client is left out
         # afterwards.
         hold = self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded))
+        reduction = Reduction(self.summed, tuple(report.cohort), self.fixed)
         self.send_per_client(report.round, clients)
         request = TrainRequest(
             evaluate=schedule.evaluation_is_due(report.round, schedule.evaluate_every),
@@ -236,9 +262,9 @@ class RunServer:
             clients=clients,
             cohort=cohort,
             counting=counting,
-            reduction=Reduction(self.summed, tuple(report.cohort)),
+            reduction=reduction,
             waiting=set(clients),
-            sums={name: FieldSum(cohort) for name in self.summed},
+            sums=reduction.sums(cohort),
         )
 
     def broadcast(self, round: int, ids: Sequence[int]) -> tree.Tree:
@@ -288,7 +314,11 @@ class RunServer:
         num_bytes = reply.num_bytes
         if num_bytes is None:
             num_train = self.roster.num_train[client]
-            problem = problem_with(reply.upload, self.messages, num_train) or problem
+            problem = (
+                problem_with(reply.upload, self.messages, num_train)
+                or attempt.reduction.problem_with(reply.upload)
+                or problem
+            )
 
         if problem is not None:
             attempt.skip(client)
@@ -297,7 +327,7 @@ class RunServer:
 
         if client in attempt.cohort:
             if num_bytes is None:
-                num_bytes = upload_bytes(reply.upload, self.messages)
+                num_bytes = attempt.reduction.bytes_of(reply.upload, self.messages)
             attempt.bytes_up += num_bytes
 
         attempt.add(client, reply)
@@ -327,7 +357,7 @@ class RunServer:
         counting = attempt.counting
         usable = len(counting & attempt.replies.keys())
         min_clients = min(self.schedule.participation.min_clients, len(counting))
-        needed = max(self.schedule.fewest_uploads, min_clients)
+        needed = max(self.fewest_uploads, min_clients)
         if counting and usable < needed:
             self._refuse_hopeless(report, attempt, usable, needed)
             add_repetition(report, usable, len(counting), needed)

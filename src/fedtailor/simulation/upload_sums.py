@@ -15,8 +15,8 @@ from typing import Any
 
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.engine import Failure, GatheringEngine, Job, Program
-from fedtailor.core.message import Mean, Messages, Sum, upload_bytes
-from fedtailor.core.reduction import FieldSum, PartialSum, Reduction
+from fedtailor.core.message import Mean, Messages, Sum
+from fedtailor.core.reduction import PartialSum, Reduction
 from fedtailor.core.upload_checks import problem_with
 from fedtailor.simulation.quarantine import problem_at_client
 
@@ -45,7 +45,8 @@ class UploadSums:
                 expected.update(cohort[max(position - 1, 0) : position + 2])
 
         self._members = members
-        self._totals = {name: FieldSum(expected) for name in reduction.summed}
+        self._totals = reduction.sums(expected)
+        self._reduction = reduction
         self._has_any = False
         """Whether an upload was reduced."""
         self._alone: tuple[int, Entries] | None = None
@@ -58,15 +59,17 @@ class UploadSums:
             self._skip(job.client)
             return output
 
-        problem = problem_with(output.upload, messages, job.size) or problem_at_client(
-            output.state, output.metrics
+        problem = (
+            problem_with(output.upload, messages, job.size)
+            or self._reduction.problem_with(output.upload)
+            or problem_at_client(output.state, output.metrics)
         )
         if problem is not None or job.client not in self._members:
             self._skip(job.client)
             return output._replace(upload={}, problem=problem or (), num_bytes=0)
 
         # What is summed is taken out of the output, so that it is not sent too.
-        num_bytes = upload_bytes(output.upload, messages)
+        num_bytes = self._reduction.bytes_of(output.upload, messages)
         entries, output = self._take_out(output)
         self._add_unless_alone(job.client, entries)
         return output._replace(num_bytes=num_bytes)

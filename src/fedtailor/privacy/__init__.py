@@ -1,0 +1,1 @@
+"""Privacy: what protects the uploads of clients."""
