@@ -20,6 +20,8 @@ REPLACEMENTS = {
     "torch._foreach_mul": "a loop over the gradients",
     "torch._fused_sgd_": "the loop in training/optimizer.py",
     "torch.ops.aten._cdist_forward.default": "the operator that torch.export then shows for cdist",
+    "torch.ops.aten._upsample_bicubic2d_aa.vec": "the operator of interpolate(antialias=True)",
+    "torch.ops.aten._upsample_bilinear2d_aa.vec": "the operator of interpolate(antialias=True)",
     "torch.ops.aten.add.Tensor._schema": "no recording: ReplayRunner becomes the plain runner",
     "torch.overrides._get_current_function_mode_stack": "nothing: modes left open are not closed",
     "torch.overrides._pop_mode": "nothing: modes left open are not closed",

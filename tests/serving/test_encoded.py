@@ -8,6 +8,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import interpolate
 
 import fedtailor
 import tiny_encoders
@@ -19,6 +21,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
 from fedtailor.serving.evaluate import to_csv
 from fedtailor.serving.site_data import load_site
+from fedtailor.serving.trace import _resize_by_products
 from serving.small_runs import settings, test_examples, write_hospital_tables, write_pictures
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -119,6 +122,26 @@ def test_the_exported_graph_holds_encoder_and_head(folder, encoder, algorithm, n
     card = json.loads((tmp_path / "Oslo.onnx.json").read_text())
     assert card["inputs"]["shape"] == ["batch", 1, 12, 12]
     assert card["encoder"]["digest"] == model.card["encoder"]["digest"]
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_exported_graphs_resize_with_the_weights_of_pytorch(mode, antialias):
+    """Other positions between pixels would be off by ten times as much."""
+
+    class Resizing(nn.Module):
+        def forward(self, x):
+            return interpolate(
+                x.float(), (36, 8), mode=mode, antialias=antialias, align_corners=False
+            )
+
+    pictures = torch.randint(0, 256, (2, 1, 12, 16), dtype=torch.uint8)
+    program = torch.export.export(Resizing(), (pictures,))
+    graph = program.module()
+    assert _resize_by_products(graph)
+    operators = [str(node.target) for node in graph.graph.nodes]
+    assert not any("upsample" in operator for operator in operators)
+    torch.testing.assert_close(graph(pictures), Resizing()(pictures), rtol=3e-7, atol=1e-4)
 
 
 def test_other_formats(folder, tmp_path):

@@ -71,6 +71,17 @@ def cdist_operator() -> Any:
     return torch.ops.aten._cdist_forward.default
 
 
+def resizing_operators() -> tuple[Any, ...]:
+    """Return the operators that resize pictures along rows and columns: exports replace them."""
+    aten = torch.ops.aten
+    return (
+        aten.upsample_bilinear2d.vec,
+        aten.upsample_bicubic2d.vec,
+        aten._upsample_bilinear2d_aa.vec,
+        aten._upsample_bicubic2d_aa.vec,
+    )
+
+
 _PRECISIONS = (
     ("generic", "all"),
     ("mkldnn", "all"),
@@ -144,6 +155,8 @@ PRIVATE_NAMES: Sequence[str] = (
     "torch._foreach_mul",
     "torch._fused_sgd_",
     "torch.ops.aten._cdist_forward.default",
+    "torch.ops.aten._upsample_bicubic2d_aa.vec",
+    "torch.ops.aten._upsample_bilinear2d_aa.vec",
     "torch.ops.aten.add.Tensor._schema",
     "torch.overrides._get_current_function_mode_stack",
     "torch.overrides._pop_mode",

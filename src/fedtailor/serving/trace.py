@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.extras import install_command
-from fedtailor.core.torch_private import cdist_operator
+from fedtailor.core.torch_private import cdist_operator, resizing_operators
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.encoders.encoder import Encoder
 from fedtailor.encoders.module import ModuleEncoder
@@ -76,8 +76,8 @@ def traced(
 ) -> ExportedProgram:
     """Trace a personal model into a program with one input, a batch of any size, and two outputs.
 
-    Random numbers of a prediction are drawn once and become constants. Distances are written with
-    plain arithmetic.
+    Random numbers of a prediction are drawn once and become constants. Distances and the resizing
+    of pictures are written with plain arithmetic.
 
     Raises:
         Exception: whatever ``torch.export`` raises for a model that it cannot trace.
@@ -95,8 +95,10 @@ def traced(
 
         program = torch.export.export(classifier, (example,), dynamic_shapes=batch)
         graph = program.module()
-        if isinstance(graph, GraphModule) and _fix_draws(graph):
-            program = torch.export.export(graph, (example,), dynamic_shapes=batch)
+        if isinstance(graph, GraphModule):
+            has_draws = _fix_draws(graph)
+            if _resize_by_products(graph) or has_draws:
+                program = torch.export.export(graph, (example,), dynamic_shapes=batch)
 
         # ONNX has no operator for distances.
         decompositions = torch.export.default_decompositions()
@@ -218,6 +220,53 @@ def _fix_draws(graph: GraphModule) -> bool:
         graph.recompile()
 
     return bool(draws)
+
+
+def _resize_by_products(graph: GraphModule) -> bool:
+    """Write the resizing of pictures as products with matrices; tell if there is any.
+
+    Exporters, runtimes and PyTorch find the positions between pixels in 32 bits, each with other
+    roundings, which an encoder makes ten times as large. The matrices hold the weights that
+    PyTorch has used in training. Where a factor is given in place of a size, nothing is changed.
+    """
+    nodes = [node for node in graph.graph.nodes if node.target in resizing_operators()]
+    found = False
+    for number, node in enumerate(nodes):
+        pictures, size, align_corners, *_ = node.args
+        if size is None:
+            continue
+
+        found = True
+        height, width = pictures.meta["val"].shape[-2:]
+        rows = _resizing(node.target, height, size[0], align_corners)
+        columns = _resizing(node.target, width, size[1], align_corners)
+        graph.register_buffer(f"resize_{number}_rows", rows)
+        graph.register_buffer(f"resize_{number}_columns", columns.mT.contiguous())
+
+        # As PyTorch does: first within rows, then within columns.
+        matmul = torch.ops.aten.matmul.default
+        with graph.graph.inserting_before(node):
+            to_the_right = graph.graph.get_attr(f"resize_{number}_columns")
+            wide = graph.graph.call_function(matmul, (pictures, to_the_right))
+            downwards = graph.graph.get_attr(f"resize_{number}_rows")
+            resized = graph.graph.call_function(matmul, (downwards, wide))
+
+        node.replace_all_uses_with(resized)
+        graph.graph.erase_node(node)
+
+    if found:
+        graph.recompile()
+
+    return found
+
+
+def _resizing(operator: Any, length: int, new_length: int, align_corners: bool) -> Tensor:
+    """Return the matrix (new length, length) by which an operator resizes along one axis."""
+    # Every column of the identity as a picture of two equal columns: with antialiasing, PyTorch
+    # does not resize a single one correctly.
+    pictures = torch.eye(length).view(length, 1, length, 1).expand(-1, -1, -1, 2)
+    resized: Tensor = operator(pictures.contiguous(), [new_length, 2], align_corners, None)
+    return resized[:, 0, :, 0].mT
 
 
 def _evaluate(graph: GraphModule, node: Any) -> Any:
