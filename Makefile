@@ -42,9 +42,11 @@ test-faults-full: $(VENV)/.installed-test
 # the environment with Flower, for a server or a site
 flower: $(FLOWER)/.installed
 
-# three sites and a server as real processes on this machine, over TLS
+# three sites and a server as real processes on this machine, over TLS: rounds of training, then two
+# exchanges on features of a frozen encoder
 demo-sites: $(FLOWER)/.installed
 	$(FLOWER)/bin/fedtailor deploy demo
+	PYTHONPATH=examples $(FLOWER)/bin/fedtailor deploy demo --encoder edges:encoder
 
 # real processes over Flower with TLS and node keys: first that a run has the bits of a simulation
 test-sites: $(FLOWER)/.installed

@@ -4,10 +4,13 @@ simulation.
 One deployment serves all methods: its sites stay, and the server is started for every run.
 """
 
+import json
+
 import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'flower': make test-sites")
 
+from fedtailor.cli.main import main
 from real_sites import PROGRAMS, Deployment
 from sites import (
     VALUES,
@@ -101,3 +104,15 @@ def test_sites_with_their_own_data_have_the_bits_of_a_simulation(tmp_path, kind,
         world,
         world.simulate(data={"path": str(tmp_path / "all"), "new_clients": ["hospital"], **data}),
     )
+
+
+@pytest.mark.slow
+def test_the_demonstration_on_features_has_the_bits_of_a_simulation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
+    monkeypatch.syspath_prepend(PROGRAMS)
+    out = str(tmp_path / "demo")
+    assert main(["deploy", "demo", "--encoder", ENCODER, "--out", out, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["exchanges"] == result["rounds"] == 2
+    assert result["same_as_simulation"] is True

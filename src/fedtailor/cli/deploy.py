@@ -183,6 +183,16 @@ def demo(
             parser=whole_number("--rounds", at_least=1), metavar="NUMBER", help="Number of rounds."
         ),
     ] = 3,
+    encoder: Annotated[
+        str,
+        typer.Option(
+            "--encoder",
+            metavar="TARGET",
+            show_default=False,
+            help="Frozen encoder, as of fedtailor run: one_shot_fda on its features, "
+            "in two exchanges.",
+        ),
+    ] = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -196,7 +206,7 @@ def demo(
     from fedtailor.experiment.run import unused_folder
 
     folder = Path(out) if out else unused_folder("sites-demo")
-    result = run_demo(folder, rounds=rounds, say=say)
+    result = run_demo(folder, rounds=rounds, encoder=encoder, say=say)
 
     print_result(result, json, show_sites_demo, folder, result)
 

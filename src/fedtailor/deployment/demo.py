@@ -6,12 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
+from fedtailor.algorithms import load_algorithm
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import RunError
 from fedtailor.core.reading import read_object
@@ -20,62 +23,66 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
-from fedtailor.deployment.options import SITE_FILE
+from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE
 from fedtailor.deployment.supervise import Supervisor
+from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import refuse_existing
+from fedtailor.experiment.run import run
 
 SITES = ("clinic", "hospital", "practice")
 _SERVER = "server"
 _PARTITION = "dirichlet(alpha=0.5, min_size=100)"
-_EXPERIMENT = """\
-seed = 0
-
-[algorithm]
-name = "pfedfda"
-
-[model]
-name = "mlp"
-
-[training]
-epochs = 2
-
-[federation]
-rounds = {rounds}
-
-[deploy]
-host = "localhost"
-port = {port}
-deadline = 120
-"""
+_TRAINED: dict[str, Any] = {
+    "algorithm": {"name": "pfedfda"},
+    "model": {"name": "mlp"},
+    "training": {"epochs": 2},
+}
+"""Without an encoder, a network is trained in rounds."""
+_ON_FEATURES: dict[str, Any] = {"algorithm": {"name": "one_shot_fda"}, "model": {"name": "linear"}}
+"""With one, models follow from sums over its features."""
 
 
-def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Start a server and three sites, train, stop them, and return the result of the run.
+def run_demo(
+    folder: Path, *, rounds: int, encoder: str = "", say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Start a server and three sites, train, stop them, and compare with a simulation.
 
     Args:
         folder: to write; every site has its own folder in it, as it would on its own machine.
         rounds: of training.
+        encoder: frozen encoder of the pictures: there are two exchanges then, and no training.
         say: is told what happens.
 
+    Returns:
+        The result of the run, with ``exchanges``, their number if the method has no rounds, and
+        ``same_as_simulation``: whether all sites have the models of a simulation, bit for bit.
+
     Raises:
-        ConfigError: the folder is taken.
+        ConfigError: the folder is taken, or there is no such encoder.
         RunError: Flower is missing, or a process fails.
     """
     refuse_existing(folder)
     require_flower()
+    if encoder:
+        from fedtailor.encoders.load import load_encoder
+
+        load_encoder(encoder)
+
     folder.mkdir(parents=True, exist_ok=True)
-    server = prepare(folder, rounds=rounds, port=free_port())
+    server = prepare(folder, rounds=rounds, encoder=encoder, port=free_port())
     say(f"a server and {len(SITES)} sites, each with its own data and key: {', '.join(SITES)}")
 
-    # Every site prints to NAME.log.
+    # Every site prints to NAME.log. An encoder may lie in the current folder.
     command = [sys.executable, "-m", "fedtailor"]
-    with Supervisor(folder, os.environ) as sites:
+    places = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    with Supervisor(folder, environment) as sites:
         for name in SITES:
             sites.start(name, [*command, "site", "start", str((folder / name).resolve())])
 
         say("the sites are starting; the server waits for them")
         serve = [*command, "serve", str(server)]
-        done = subprocess.run(serve, check=False, stdout=subprocess.DEVNULL)
+        done = subprocess.run(serve, check=False, stdout=subprocess.DEVNULL, env=environment)
 
     # Ctrl-C reached the server too.
     if done.returncode in (6, 130):
@@ -84,15 +91,28 @@ def run_demo(folder: Path, *, rounds: int, say: Callable[[str], None]) -> dict[s
         logs = f"the logs are in '{folder}'"
         raise RunError(f"the server ended with code {done.returncode}; {logs}.", path=folder)
 
+    say("a simulation of the same run, to compare")
     run_folder = FederationFolder(server).runs()[-1]
-    return read_object(run_folder / "result.json", within=run_folder)
+    result = read_object(run_folder / "result.json", within=run_folder)
+    return {
+        **result,
+        "exchanges": load_algorithm(result["algorithm"]).exchanges,
+        "same_as_simulation": has_bits_of_simulation(folder),
+    }
 
 
-def prepare(folder: Path, *, rounds: int, port: int) -> Path:
+def prepare(folder: Path, *, rounds: int, encoder: str = "", port: int) -> Path:
     """Make all folders, register the sites, and return the folder of the server."""
     server = folder / _SERVER
     experiment = folder / "experiment.toml"
-    write_whole(experiment, _EXPERIMENT.format(rounds=rounds, port=port))
+    values = {
+        "seed": 0,
+        **(_ON_FEATURES if encoder else _TRAINED),
+        "data": {"encoder": encoder},
+        "federation": {"rounds": rounds},
+        "deploy": {"host": "localhost", "port": port, "deadline": 120},
+    }
+    write_whole(experiment, tomli_w.dumps(values))
     server_folder = init_server(server, "localhost", port, experiment)
     for name, (x, y) in divide_digits().items():
         site = folder / name
@@ -100,6 +120,8 @@ def prepare(folder: Path, *, rounds: int, port: int) -> Path:
 
         # A simulation of the demonstration divides the examples in the same way.
         text = (site / SITE_FILE).read_text(encoding="utf-8")
+        if encoder:
+            text = text.replace("encoders = []", tomli_w.dumps({"encoders": [encoder]}).strip())
         write_whole(site / SITE_FILE, f"{text}split_seed = {DataOptions().seed}\n")
         add_site(server_folder, name, made.public_key, new=False)
         shutil.copy(server / KEYS / CERTIFICATE, site / CERTIFICATE)
@@ -110,6 +132,30 @@ def prepare(folder: Path, *, rounds: int, port: int) -> Path:
         np.savez(data / "train.npz", x=x, y=y, class_names=class_names)
 
     return server
+
+
+def has_bits_of_simulation(folder: Path) -> bool:
+    """Simulate the run of a demonstration, and return whether all sites have the same models."""
+    values = tomllib.loads((folder / _SERVER / FEDERATION_FILE).read_text(encoding="utf-8"))
+    del values["deploy"]
+
+    # A simulation has the data of all sites in one place.
+    together = folder / "all"
+    for name in SITES:
+        shutil.copytree(folder / name / "data" / name, together / name)
+
+    values["data"] = {**values.get("data", {}), "path": str(together)}
+    values["evaluation"] = {**values.get("evaluation", {}), "baselines": "none"}
+    simulation = folder / "simulation"
+    run(make_config(values), out=simulation)
+
+    for name in SITES:
+        model = f"models/{name}.safetensors"
+        real = folder / name / "model" / model
+        if real.read_bytes() != (simulation / model).read_bytes():
+            return False
+
+    return True
 
 
 def divide_digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:

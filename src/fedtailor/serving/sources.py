@@ -13,10 +13,10 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.own.findings import Findings, Unusable
+from fedtailor.data.own.hdf5 import ENDINGS, read_arrays
 from fedtailor.data.own.images import SUFFIXES
 from fedtailor.data.own.like import read_table_like
 from fedtailor.data.own.names import safe_name
-from fedtailor.data.own.npz import read_archive
 from fedtailor.data.own.table import TABLES
 from fedtailor.serving.inputs import features_of, read_picture, to_stored
 
@@ -114,7 +114,7 @@ class Sources:
             self._add_folder(path)
         elif not path.exists():
             raise DataError(f"'{path}' does not exist.", key="path", path=path)
-        elif suffix == ".npz":
+        elif suffix in ENDINGS:
             self._arrays.append(path)
         elif suffix in TABLES:
             self._tables.append(path)
@@ -122,7 +122,7 @@ class Sources:
             self._refuse_pictures(path)
             self._pictures.append((path, safe_name(str(path))))
         else:
-            allowed = "a picture, a folder of pictures, a CSV or Parquet table, or a .npz file"
+            allowed = "a picture, a folder of pictures, a CSV or Parquet table, or .npz or .h5"
             message = f"'{path}' must be {allowed}."
             raise DataError(message, key="path", path=path, allowed=allowed, got=suffix)
 
@@ -180,7 +180,7 @@ class Sources:
         """Yield the examples of an archive; they are named by the file and their index."""
         raw = read_file(path, limit=_LARGEST)
         try:
-            arrays, present = read_archive(raw, ["x"], limit=_LARGEST)
+            arrays, present = read_arrays(path, raw, ["x"], limit=_LARGEST)
             stored = to_stored(arrays["x"], self._inputs) if "x" in arrays else None
         except (Unusable, DataError) as reason:
             raise DataError(f"'{path}': {reason.message}", key="path", path=path) from reason

@@ -71,7 +71,13 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
         rows.append([name, *examples, percent(site["accuracy"])])
 
     columns = ["site", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
-    table(f"Three sites, {result['algorithm']}, {result['rounds']} rounds", columns, rows)
+    unit = "exchanges" if result["exchanges"] else "rounds"
+    table(f"Three sites, {result['algorithm']}, {result['rounds']} {unit}", columns, rows)
+    if result["same_as_simulation"]:
+        say("All three models have the bits of a simulation with the same data.")
+    else:
+        say("A simulation with the same data gives other models.", style="bold red")
+
     first = next(iter(result["sites"]))
     model = folder / first / "model"
     say(f"Every site keeps its own model: {shlex.quote(str(model))} is that of {first}.")

@@ -1,4 +1,4 @@
-"""Own data as arrays: ``SITE/train.npz`` and, if it exists, ``SITE/test.npz``."""
+"""Own data as arrays: ``SITE/train.npz`` and, if it exists, ``SITE/test.npz``; or ``.h5``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fedtailor.data.own.findings import (
     Site,
     Unusable,
 )
+from fedtailor.data.own.hdf5 import read_arrays
 from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
 from fedtailor.data.own.labels import find_regression
 from fedtailor.data.own.names import counted, listed, safe_name, show
-from fedtailor.data.own.npz import read_archive
 from fedtailor.data.own.patterns import MAX_CLASSES, option_text
 
 _ARRAYS = ("x", "y", "class_names", "groups", "encoder")
@@ -140,7 +140,7 @@ def _read_file(
     """Return the arrays of a file; None, with the problem added, without ``x`` or ``y``."""
     try:
         raw = read_bytes(path, digests, folder=folder)
-        arrays, present = read_archive(raw, _ARRAYS, limit=limit)
+        arrays, present = read_arrays(path, raw, _ARRAYS, limit=limit)
     except DataError as error:
         place.add("unreadable_file", error.message, severity="error")
         return None

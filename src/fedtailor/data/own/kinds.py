@@ -82,10 +82,12 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "Arrays, and what a function returns": {
         "error": {
-            "damaged_archive": "damaged `.npz` files",
+            "damaged_archive": "damaged `.npz` or `.h5` files",
+            "h5py_missing": "`.h5` files without h5py, which reads them",
+            "two_arrays": "`.npz` and `.h5` files of the same part of a site",
             "missing_array": "files without `x` or `y`",
             "wrong_type": "arrays of neither whole numbers nor floats",
-            "object_array": "arrays of Python objects, which are never read",
+            "object_array": "arrays of Python objects, or links in `.h5` files: never read",
             "wrong_class_names": "`class_names` that are not texts, or have a name twice",
             "class_names_differ": "`class_names` that differ between files",
             "wrong_encoder": "arrays `encoder` that are not the record of an encoder",

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.cache import digest_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.findings import Findings, Unusable
+from fedtailor.data.own.hdf5 import ENDINGS
 from fedtailor.data.own.images import SUFFIXES, Picture
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.table import TABLES
@@ -32,8 +33,8 @@ SITE_CLASS = "SITE/CLASS/image"
 SITE_PART_CLASS = "SITE/{train,test}/CLASS/image"
 CLASS = "CLASS/image"
 PART_CLASS = "{train,test}/CLASS/image"
-SITE_ARRAYS = "SITE/{train,test}.npz"
-ARRAYS = "{train,test}.npz"
+SITE_ARRAYS = "SITE/{train,test}.{npz,h5}"
+ARRAYS = "{train,test}.{npz,h5}"
 SITE_TABLES = "SITE.csv or SITE.parquet"
 ONE_TABLE = "one .csv or .parquet file"
 FUNCTION = "package.module:function"
@@ -127,9 +128,9 @@ class FolderLayout:
 def recognize(path: str, findings: Findings) -> FolderLayout | None:
     """Return the layout of data; None, with the problem added, if none is recognized.
 
-    Folders are searched for tables at the top, then for ``train.npz`` or ``test.npz`` in their
-    folders, then for images. The depth with the most images decides, and images elsewhere are left
-    out.
+    Folders are searched for tables at the top, then for ``train.npz``, ``test.npz`` or the same
+    with ``.h5`` in their folders, then for images. The depth with the most images decides, and
+    images elsewhere are left out.
     """
     layout = None
     try:
@@ -201,7 +202,7 @@ def _of_folder(tree: Tree, findings: Findings) -> FolderLayout:
 
     # Each kind of file at its own depth; what is nowhere is told as a stray file.
     tables = [file for file in tree.files if not file.folders and file.suffix in TABLES]
-    arrays = [file for file in tree.files if len(file.folders) < 2 and _part_of_npz(file)]
+    arrays = [file for file in tree.files if len(file.folders) < 2 and _part_of_arrays(file)]
     images = [file for file in tree.files if file.suffix in SUFFIXES]
     others = sorted(set(tree.files).difference(tables, arrays, images))
     dicom = find_dicom([tree.path(file) for file in others])
@@ -248,10 +249,28 @@ def _leave_out(files: Iterable[File], findings: Findings) -> None:
         findings.add("stray_file", "This kind of file is not read.", site=site, path=file.printable)
 
 
-def _part_of_npz(file: File) -> str:
+def _part_of_arrays(file: File) -> str:
     """Return ``train`` or ``test`` for a file of arrays, else an empty text."""
-    name = file.parts[-1].lower()
-    return name.removesuffix(".npz") if name in ("train.npz", "test.npz") else ""
+    name = PurePath(file.parts[-1].lower())
+    return name.stem if name.stem in ("train", "test") and name.suffix in ENDINGS else ""
+
+
+def _by_part(tree: Tree, files: Sequence[File]) -> dict[str, Path]:
+    """Return the files of arrays of a site by part.
+
+    Raises:
+        Unusable: there are two of a part.
+    """
+    by_part: dict[str, Path] = {}
+    for file in files:
+        part = _part_of_arrays(file)
+        if part in by_part:
+            message = f"There is {show(by_part[part].name)} too; keep one of the two."
+            raise Unusable("two_arrays", message, file.printable)
+
+        by_part[part] = tree.path(file)
+
+    return by_part
 
 
 def _of_tables(layout: FolderLayout, tree: Tree, files: Sequence[File]) -> FolderLayout:
@@ -270,19 +289,18 @@ def _of_arrays(
     layout: FolderLayout, tree: Tree, files: Sequence[File], findings: Findings
 ) -> FolderLayout:
     """Return the layout of a folder with one folder of arrays per site, or with arrays itself."""
-    at_top = {_part_of_npz(file): tree.path(file) for file in files if not file.folders}
+    at_top = _by_part(tree, [file for file in files if not file.folders])
     if at_top:
         _leave_out([file for file in files if file.folders], findings)
         return replace(layout, words=ARRAYS, arrays=[("", at_top)])
 
     sites = _top_folders(tree)
     _check_distinct(sites)
-    arrays: dict[str, dict[str, Path]] = {}
+    by_folder: dict[str, list[File]] = {}
     for file in files:
-        site = safe_name(file.folders[0])
-        arrays.setdefault(site, {})[_part_of_npz(file)] = tree.path(file)
+        by_folder.setdefault(safe_name(file.folders[0]), []).append(file)
 
-    by_site = sorted(arrays.items())
+    by_site = sorted((site, _by_part(tree, own)) for site, own in by_folder.items())
     return replace(layout, words=SITE_ARRAYS, sites=sites, arrays=by_site)
 
 
