@@ -70,7 +70,7 @@ def _own_dataset(file: Any, name: str) -> Any:
     import h5py
 
     is_link = not isinstance(file.get(name, getlink=True), h5py.HardLink)
-    dataset = None if is_link else file[name]
+    dataset: Any = None if is_link else file[name]
     is_elsewhere = is_link or not isinstance(dataset, h5py.Dataset)
     if is_elsewhere or dataset.is_virtual or dataset.external:
         message = f"'{name}' is a link, a group, or lies in another file; store the values here."
