@@ -29,7 +29,7 @@ class _Commands(LazyGroup):
             "Run an experiment. Its folder holds the scores and a model for every client.",
         ),
         "resume": LazyCommand(
-            "resume:resume", "Resume an interrupted or killed run, comparison or sweep."
+            "resume:resume", "Resume an interrupted or killed run, comparison, sweep or audit."
         ),
         "compare": LazyCommand(
             "compare:compare", "Compare methods: train those that are missing, or only read runs."
@@ -61,6 +61,9 @@ class _Commands(LazyGroup):
         "what-leaves": LazyCommand(
             "what_leaves:what_leaves",
             "List every value that leaves a site: what it is, its bytes, and who can see it.",
+        ),
+        "audit": LazyCommand(
+            "audit:audit_app", "Measure what an attacker can tell from the models of a run."
         ),
         "doctor": LazyCommand(
             "doctor:doctor",

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedtailor.cli.audit import resume_members
 from fedtailor.cli.compare import resume_comparison
 from fedtailor.cli.options import Debug, Json, Track
 from fedtailor.cli.shell import guarded, print_result
@@ -21,29 +22,35 @@ def resume(
         typer.Argument(
             metavar="RUN",
             show_default=False,
-            help="Folder of the run, of a comparison, or of a sweep.",
+            help="Folder of the run, or of a comparison, sweep or audit.",
         ),
     ],
     track: Track = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Resume an interrupted or killed run, comparison or sweep.
+    """Resume an interrupted or killed run, comparison, sweep or audit.
 
     The results are those of an uninterrupted run.
     """
     from fedtailor.deployment.options import PLAN_FILE
     from fedtailor.experiment.config import load_config
-    from fedtailor.experiment.reader import COMPARISON_FILE, NO_RUN, holds_run
+    from fedtailor.experiment.reader import COMPARISON_FILE, MEMBERS_FILE, NO_RUN, holds_run
     from fedtailor.experiment.sweep_options import SWEEP_FILE
     from fedtailor.experiment.tracking import check_trackers
 
     path = Path(run)
-    if track and (path / COMPARISON_FILE).is_file():
+    is_audit = (path / MEMBERS_FILE).is_file()
+    if track and (is_audit or (path / COMPARISON_FILE).is_file()):
         message = (
-            "--track works with single runs only, not with a comparison or a sweep. Leave it out."
+            "--track works with single runs only, not with a comparison, a sweep or an audit. "
+            "Leave it out."
         )
         raise UsageError(message, key="track")
+
+    if is_audit:
+        resume_members(path, json=json)
+        return
 
     # The folders of sweeps and comparisons hold runs, and are none themselves.
     if (path / SWEEP_FILE).is_file():

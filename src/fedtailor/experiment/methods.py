@@ -44,6 +44,24 @@ def read_method(text: str) -> AlgorithmOptions:
     return AlgorithmOptions(name=name.strip(), options=options, **preset)
 
 
+def to_text(method: AlgorithmOptions) -> str:
+    """Write a method so that :func:`read_method` reads it.
+
+    >>> to_text(read_method("fedavg_ft(finetune = head, finetune_epochs=2)"))
+    'fedavg_ft(finetune=head, finetune_epochs=2)'
+    """
+    options = dict(method.options)
+    if method.preset != AlgorithmOptions().preset:
+        options = {"preset": method.preset, **options}
+
+    parts = []
+    for name, value in options.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        parts.append(f"{name}={text}")
+
+    return f"{method.name}({', '.join(parts)})" if parts else method.name
+
+
 def read_methods(texts: Sequence[str]) -> list[AlgorithmOptions]:
     """Read several methods.
 

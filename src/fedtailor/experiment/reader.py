@@ -46,6 +46,8 @@ PROVENANCE_FILE = "provenance.json"
 """Where the results of a run come from."""
 COMPARISON_FILE = "comparison.json"
 """In the folder of several runs: names the folders of the runs."""
+MEMBERS_FILE = "members.json"
+"""In the folder of an audit of members: how many trainings, and of which methods."""
 NO_RUN = f"'{{path}}' is not the folder of a run: it holds no {CONFIG_FILE}."
 """What is said of any other folder."""
 LOST_WORK = ("quarantine", "failed", "absent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -293,9 +294,29 @@ def probabilities(algorithm: AnyAlgorithm, task: Task, model: Any, examples: Exa
         model: a personal or a global one.
         examples: whose order the rows keep.
     """
+    return _logits(algorithm, task, model, examples).softmax(dim=1).float()
+
+
+def log_odds(algorithm: AnyAlgorithm, task: Task, model: Any, examples: ExampleSet) -> Tensor:
+    """Return the log-odds (n,) that a model gives the true class of examples, as float64.
+
+    Args:
+        algorithm: of the model.
+        task: of the client, bound to the algorithm.
+        model: a personal or a global one.
+        examples: whose order the numbers keep.
+    """
+    log_probabilities = _logits(algorithm, task, model, examples).log_softmax(dim=1)
+    labels = examples.labels()[:, None]
+    true_class = log_probabilities.gather(1, labels)[:, 0]
+    others = log_probabilities.scatter(1, labels, -math.inf).logsumexp(dim=1)
+    return true_class - others
+
+
+def _logits(algorithm: AnyAlgorithm, task: Task, model: Any, examples: ExampleSet) -> Tensor:
     key = new_key(0, purpose="predict")
     logits = forward(task, partial(predict_batch, algorithm), model, examples, key=key)
-    return logits.double().softmax(dim=1).float()
+    return logits.double()
 
 
 _PROGRAMS: Mapping[str, Callable[..., Any]] = {

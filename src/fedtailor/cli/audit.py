@@ -1,0 +1,115 @@
+"""The commands ``fedtailor audit ...``: what an attacker can tell from a run, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedtailor.cli.options import (
+    NOTHING_NAMED,
+    Assignments,
+    Debug,
+    Json,
+    Named,
+    Out,
+    read_config,
+    whole_number,
+    with_config_flags,
+)
+from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.shell import guarded, print_result
+
+if TYPE_CHECKING:
+    from fedtailor.experiment.config import Config
+
+audit_app = make_app()
+
+
+@audit_app.callback(invoke_without_command=True, add_help_option=False)
+def _root(context: typer.Context, help_: Help = False) -> None:
+    """Measure what an attacker can tell from models. An audit finds leaks; it proves nothing."""
+    show_help(context, help_)
+
+
+@audit_app.command("members", cls=Command)
+@with_config_flags()
+def members(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG.toml",
+            show_default=False,
+            help="Configuration file. Options override it.",
+        ),
+    ] = "",
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            metavar="METHOD",
+            help='Method to audit, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
+        ),
+    ] = None,
+    trainings: Annotated[
+        int,
+        typer.Option(
+            parser=whole_number("--trainings"),
+            metavar="NUMBER",
+            help="Trainings of every method, each with half of the examples (default: 16).",
+            show_default=False,
+        ),
+    ] = 16,
+    named: Named = NOTHING_NAMED,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--seed"),
+            metavar="NUMBER",
+            help="Seed from which every training gets its own.",
+        ),
+    ] = None,
+    set_: Assignments = None,
+    out: Out = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Can models tell which examples they were trained on? Attack them, and count.
+
+    Each method is trained several times, each time with a random half of every client's training
+    examples. If the folder holds the same audit, interrupted or killed, it is resumed; methods and
+    trainings can be added.
+    """
+    # Before torch is imported: a mistake is reported at once.
+    settings = read_config(config, {**named, "seed": seed}, set_)
+
+    from fedtailor.experiment.methods import with_methods
+
+    configs = with_methods(settings, algorithm or []) or [settings]
+
+    from fedtailor.experiment.audits import default_members_folder
+
+    _run(configs, trainings, Path(out) if out else default_members_folder(settings), json=json)
+
+
+def resume_members(folder: Path, *, json: bool) -> None:
+    """Resume the audit of members in a folder, and print its result."""
+    from fedtailor.experiment.audits import read_members_plan
+
+    configs, trainings = read_members_plan(folder)
+    _run(configs, trainings, folder, json=json)
+
+
+def _run(configs: list[Config], trainings: int, folder: Path, *, json: bool) -> None:
+    """Run an audit, or what is left of it, and print its result."""
+    from fedtailor.cli.show.audit import show_members
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.experiment.audits import audit_members, count_trainings
+
+    progress = make_progress(runs=max(1, count_trainings(folder, configs, trainings)))
+    with guarded(str(folder), resumable=True):
+        record = audit_members(configs, trainings=trainings, out=folder, progress=progress)
+
+    print_result(record, json, show_members)
