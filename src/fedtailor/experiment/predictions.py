@@ -50,9 +50,9 @@ class ClientPredictions:
         ValueError: the arrays do not fit together.
     """
 
-    positions: np.ndarray  # (n,), int64
+    positions: np.ndarray  # (n,), int64; int32 in the file
     """Of the examples in the data set: they pair the predictions of different models and runs."""
-    labels: np.ndarray  # (n,), int64
+    labels: np.ndarray  # (n,), int64; int32 in the file
     probabilities: Mapping[str, np.ndarray]  # each (n, classes), float32
     """By model, such as ``personalized``, ``global``, ``logistic_regression``."""
     groups: np.ndarray | None = None  # (n,), int64
@@ -84,8 +84,9 @@ def write_predictions(path: Path, clients: Mapping[int, ClientPredictions]) -> N
     """
     tensors = {}
     for client, predictions in clients.items():
-        tensors[f"{client}/positions"] = predictions.positions
-        tensors[f"{client}/labels"] = predictions.labels
+        # No data set has 2^31 examples, and of two classes these are half of the bytes.
+        tensors[f"{client}/positions"] = predictions.positions.astype(np.int32)
+        tensors[f"{client}/labels"] = predictions.labels.astype(np.int32)
         if predictions.groups is not None:
             tensors[f"{client}/groups"] = predictions.groups
 
@@ -122,8 +123,8 @@ def _of_client(client: int, tensors: Mapping[str, np.ndarray]) -> ClientPredicti
             probabilities |= dict.fromkeys(models, array)
 
     return ClientPredictions(
-        positions=tensors[f"{client}/positions"],
-        labels=tensors[f"{client}/labels"],
+        positions=tensors[f"{client}/positions"].astype(np.int64, casting="safe"),
+        labels=tensors[f"{client}/labels"].astype(np.int64, casting="safe"),
         probabilities=dict(sorted(probabilities.items())),
         groups=tensors.get(f"{client}/groups"),
     )
