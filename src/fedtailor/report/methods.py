@@ -154,13 +154,23 @@ def _run_folders(path: Path) -> list[Path]:
 
     if not os.path.isfile(path / COMPARISON_FILE):
         raise DataError(
-            f"'{path}' is neither the folder of a run nor that of a comparison.",
+            f"'{path}' is neither the folder of a run nor that of a comparison.{_name_runs(path)}",
             path=path,
             allowed=f"a folder that holds experiment.toml or {COMPARISON_FILE}",
         )
 
     # The others have not begun.
     return [folder for folder in list_runs(path) if holds_run(folder)]
+
+
+def _name_runs(path: Path) -> str:
+    """Return how to name the runs in a folder of several, such as that of the demo."""
+    try:
+        runs = [folder for folder in sorted(path.iterdir()) if holds_run(folder)]
+    except (OSError, ValueError):  # a null character
+        return ""
+
+    return f" It holds {len(runs)} runs: name them, such as '{runs[0]}'." if runs else ""
 
 
 def _runs_by_seed(run: RunRecords) -> dict[int, RunRecords]:

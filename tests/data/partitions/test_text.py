@@ -45,6 +45,11 @@ def test_text_is_given_back(partition: Partition) -> None:
     assert parse_partition(str(partition)) == partition
 
 
+def test_truth_is_written_as_in_python_or_as_in_a_configuration_file() -> None:
+    for text in ("label_slices(k=2, shared_cuts=false)", "label_slices(k=2, shared_cuts=False)"):
+        assert parse_partition(text) == LabelSlices(k=2, shared_cuts=False)
+
+
 def test_text_shows_all_options() -> None:
     assert str(Dirichlet(alpha=0.5)) == "dirichlet(alpha=0.5, min_size=10)"
     assert str(Iid()) == "iid"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,8 @@ def show_demo(results: Sequence[Mapping[str, Any]], seconds: float) -> None:
     columns = ["algorithm", "model", "mean", "worst 10 %", "gain over\nlocal", "gradient\nsteps"]
     table("Accuracy on each client's own test examples, in %", columns, rows, left=2, below=below)
     warn(results)
-    for line in NEXT_STEPS:
+    report = f"  fedtailor report {shlex.quote(str(Path(first['run']).parent))}/*"
+    for line in [*NEXT_STEPS, report]:
         say(line.replace("  fedtailor ", f"  {_program()} "))
 
 

@@ -112,7 +112,8 @@ def read_expression(
 ) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a text ``name`` or ``name(option=value, ...)``.
 
-    Values are written as in Python. The error message shows ``key`` and ``example``.
+    Values are written as in Python; ``true`` and ``false`` are read too, as in configuration files.
+    The error message shows ``key`` and ``example``.
 
     Raises:
         ConfigError: the text has another form.
@@ -131,13 +132,20 @@ def read_expression(
             return node.id, {}
 
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+            options = {keyword.arg: _value_of(keyword.value) for keyword in node.keywords}
             if None not in options and len(options) == len(node.keywords):
                 return node.func.id, {str(option): value for option, value in options.items()}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _unreadable(text, key, example) from error
 
     raise _unreadable(text, key, example)
+
+
+def _value_of(node: ast.expr) -> Any:
+    """Return the value of an option."""
+    if isinstance(node, ast.Name) and node.id in ("true", "false"):
+        return node.id == "true"
+    return ast.literal_eval(node)
 
 
 def _parse(text: str) -> ast.expr:
