@@ -116,17 +116,14 @@ class ServerState(NamedTuple):
 
 
 class ForSums(NamedTuple):
-    """What clients receive in the first exchange, where they send sums: nothing that they use."""
+    """What clients receive before the first exchange, where they send sums, and use nothing."""
 
-    folds: Gaussians
+    folds: Gaussians  # of the halves, (2, ...)
     model: Model
 
 
-class ForLosses(NamedTuple):
-    """What clients receive afterwards: the Gaussians of the halves, (2, ...), and the model."""
-
-    folds: Gaussians
-    model: Model
+class ForLosses(ForSums):
+    """What clients receive afterwards, where they send losses, and for their models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,17 +154,13 @@ class OneShotFDA(FrozenBody[ServerState]):
     @property
     def grid(self) -> Grid:
         """The values of every setting among which losses choose; one where an option gives it."""
-        return Grid(
-            _GRID.shrinkage if self.shrinkage == "cross_validated" else (self.shrinkage,),
-            _GRID.offset if self.offset == "cross_validated" else (self.offset,),
-            _GRID.blend if self.blend else (0.0,),
-            _GRID.temperature if self.temperature == "cross_validated" else (self.temperature,),
-            (
-                _GRID.prior_examples
-                if self.prior_examples == "cross_validated"
-                else (self.prior_examples,)
-            ),
-        )
+        grid = _GRID if self.blend else _GRID._replace(blend=(0.0,))
+        for name in ("shrinkage", "offset", "temperature", "prior_examples"):
+            option = getattr(self, name)
+            if option != "cross_validated":
+                grid = grid._replace(**{name: (option,)})
+
+        return grid
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the sums of both halves, the losses, and what the server returns."""
@@ -197,17 +190,15 @@ class OneShotFDA(FrozenBody[ServerState]):
         model = self._model(gaussians, self._middle)
         return ServerState(task.initial(key, *ft.BODY), gaussians, model)
 
-    def broadcast(self, server: ServerState, cohort: ft.Cohort) -> ForSums | ForLosses:
+    def broadcast(self, server: ServerState, cohort: ft.Cohort) -> ForSums:
         """Send what the server has; the type says what clients send in return."""
-        folds = _part(server.gaussians, slice(0, 2))
-        if cohort.round == 1:
-            return ForSums(folds, server.model)
-        return ForLosses(folds, server.model)
+        download = ForSums if cohort.round == 1 else ForLosses
+        return download(_part(server.gaussians, slice(0, 2)), server.model)
 
     def local_update(
         self,
         task: ft.Task,
-        download: ft.Download[ForSums | ForLosses],
+        download: ft.Download[ForSums],
         state: tuple[()],
         data: ft.ClientData,
         key: ft.Key,
@@ -215,15 +206,15 @@ class OneShotFDA(FrozenBody[ServerState]):
         """Add up both halves of the examples, or score each with the Gaussians of the other."""
         features = self.frozen_features(task, data.train, key)
         halves = _halves(features, key)
-        if isinstance(download.shared, ForSums):
-            sums = as_messages(_sums(halves, task.num_classes))
-            upload = {name: ft.Sum(value) for name, value in sums.items()}
-            upload["losses"] = ft.Sum(torch.zeros(self._table_shape))
-        else:
+        if isinstance(download.shared, ForLosses):
             # the sums are at the server already: no number of them is sent
             nothing = torch.zeros(())
             upload = {name: ft.Sum(value, nothing) for name, value in _no_sums(task).items()}
             upload["losses"] = ft.Sum(as_messages(self._losses(halves, download.shared.folds)))
+        else:
+            sums = _sums(halves, task.num_classes)
+            upload = {name: ft.Sum(value) for name, value in sums.items()}
+            upload["losses"] = ft.Sum(torch.zeros(self._table_shape))
         return ft.ClientUpdate((), upload, metrics={"steps": torch.zeros(())})
 
     def aggregate(
@@ -251,7 +242,7 @@ class OneShotFDA(FrozenBody[ServerState]):
     def personalize(  # type: ignore[override]
         self,
         task: ft.Task,
-        download: ft.Download[ForSums | ForLosses],
+        download: ft.Download[ForSums],
         state: tuple[()],
         data: ft.ClientData,
         key: ft.Key,
@@ -383,8 +374,9 @@ def _halves(features: ft.ExampleSet, key: ft.Key) -> tuple[ft.ExampleSet, ft.Exa
 
 
 def _sums(halves: Sequence[ft.ExampleSet], num_classes: int) -> dict[str, tree.Tree]:
-    """Return the sums over both halves of a client's examples."""
-    sums = [class_sums.add_up(half, num_classes, "pooled") for half in halves]
+    """Return the sums over both halves of a client's examples, rounded once."""
+    dtype = torch.get_default_dtype()
+    sums = [class_sums.add_up(half, num_classes, "pooled", dtype) for half in halves]
     both = class_sums.ClassSums(*map(torch.stack, zip(*sums, strict=True)))
 
     counts = both.counts
@@ -397,26 +389,16 @@ def _sums(halves: Sequence[ft.ExampleSet], num_classes: int) -> dict[str, tree.T
         classes=share[:, :, None] * counts[:, None],
         sizes=torch.stack([(size > 0).double(), size**2], dim=1),
     )
-    return {**both._asdict(), "sites": sites}
+    rounded: dict[str, tree.Tree] = as_messages({**both._asdict(), "sites": sites})
+    return rounded
 
 
 def _no_sums(task: ft.Task) -> dict[str, tree.Tree]:
     """Return the sums over no examples."""
-    classes = task.num_classes
-    d = task.model.feature_dim
-    packed = class_sums.squares_shape("pooled", classes, d)
-    sites = Sites(
-        squares=torch.zeros(2, d),
-        products=torch.zeros(2, classes, d),
-        classes=torch.zeros(2, classes, classes),
-        sizes=torch.zeros(2, 2),
-    )
-    return {
-        "counts": torch.zeros(2, classes),
-        "sums": torch.zeros(2, classes, d),
-        "squares": torch.zeros(2, *packed),
-        "sites": sites,
-    }
+    no_features = torch.zeros(0, task.model.feature_dim)
+    no_labels = torch.zeros(0, dtype=torch.int64)
+    nobody = ft.ExampleSet(no_features, no_labels, no_labels, torch.zeros(0))
+    return _sums([nobody, nobody], task.num_classes)
 
 
 def _ratio(sums: class_sums.ClassSums, covariance: Tensor, sites: Sites) -> Tensor:
