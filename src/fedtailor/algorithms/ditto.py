@@ -57,6 +57,8 @@ def personal_model(state: ClientState, received: ft.Params) -> ft.Params:
 class Ditto(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Federated averaging, and personal models regularized towards the global one."""
 
+    bounds_examples = True
+
     penalty: Annotated[
         ft.NonNegativeFloat, ft.AtZero("personal models are those of Local, beside a FedAvg.")
     ] = 1.0
@@ -142,5 +144,6 @@ class Ditto(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
             context=task.pick(received, *ft.TRAINED),
             data=data.train,
             key=key.fold("personal"),
+            training=task.training.at_home(),
             epochs=self.personal_epochs,
         )

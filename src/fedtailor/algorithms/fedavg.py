@@ -21,6 +21,8 @@ from fedtailor import toolkit as ft
 class FedAvg(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Params]):
     """Federated averaging: every client predicts with the global model."""
 
+    bounds_examples = True
+
     def local_update(
         self,
         task: ft.Task,

@@ -21,6 +21,8 @@ from fedtailor import toolkit as ft
 class FedAvgFT(ft.Algorithm[ft.ModelState, tuple[()], ft.FineTuned]):
     """Federated averaging with local fine-tuning at the end."""
 
+    bounds_examples = True
+
     finetune: ft.Layers = "all"
     """Layers that are tuned."""
     finetune_epochs: Annotated[ft.NonNegativeInt, ft.AtZero("this is FedAvg.")] = 5

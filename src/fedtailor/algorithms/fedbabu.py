@@ -41,6 +41,8 @@ class Broadcast(NamedTuple):
 class FedBABU(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """A body trained under a fixed random head, tuned at the end."""
 
+    bounds_examples = True
+
     finetune: ft.Layers = "head"
     """Layers that are tuned."""
     finetune_epochs: Annotated[

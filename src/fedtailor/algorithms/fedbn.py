@@ -46,6 +46,7 @@ class Broadcast(NamedTuple):
 class FedBN(ft.Algorithm[ft.ModelState, ft.Params, ft.Params]):
     """Federated averaging with personal normalization layers."""
 
+    bounds_examples = True
     onboarding = (ft.RoundOfTraining("normalization", as_many_as_others=True),)
 
     def warnings(self, task: ft.Task) -> list[str]:

@@ -77,6 +77,7 @@ def dynamic_loss(
 class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Federated learning with dynamic regularization."""
 
+    bounds_examples = True
     requires_upload = True
 
     alpha: ft.PositiveFloat = 0.01

@@ -29,6 +29,8 @@ from fedtailor.algorithms._personal_head import PersonalHead, ServerState
 class FedPer(PersonalHead):
     """The body is averaged, heads are personal."""
 
+    bounds_examples = True
+
     onboard_epochs: ft.NonNegativeInt = 5
     """Epochs that train the head of a client that never took part."""
 

@@ -32,6 +32,8 @@ from fedtailor.toolkit import losses
 class FedProx(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, tuple[()], ft.Params]):
     """Federated averaging with a proximal term."""
 
+    bounds_examples = True
+
     penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("this is FedAvg.")] = 0.1
     """Weight of the squared distance from the received model (mu), halved."""
 

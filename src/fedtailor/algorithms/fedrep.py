@@ -30,6 +30,8 @@ from fedtailor.algorithms._personal_head import PersonalHead, ServerState
 class FedRep(PersonalHead):
     """The body is averaged, heads are personal and trained first."""
 
+    bounds_examples = True
+
     head_epochs: Annotated[ft.NonNegativeInt, ft.AtZero("this is an untuned FedBABU.")] = 10
     """Epochs of the head on the received body, before those of the body (tau)."""
 

@@ -101,6 +101,8 @@ def simple_loss(
 class FedSR(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     """Federated averaging of simple representations, with optional tuning of the head."""
 
+    bounds_examples = True
+
     presets = {
         "reference": {},
         "paper": {"squared_norm": True},

@@ -96,6 +96,8 @@ def right_by_mixing(
 class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
     """Federated averaging, personalized by nearest neighbors."""
 
+    bounds_examples = True
+
     chooses_by_validation = True
 
     neighbors: ft.PositiveInt = 10

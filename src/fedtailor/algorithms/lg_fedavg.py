@@ -64,6 +64,8 @@ def layer_numbers(task: ft.Task) -> dict[str, int]:
 class LGFedAvg(ft.Algorithm[ServerState, ft.Params, ft.FineTuned]):
     """Upper layers are averaged, lower ones are personal."""
 
+    bounds_examples = True
+
     shared_layers: ft.PositiveInt = 1
     """Layers that are shared, from the top: 1 is the head alone. A normalization goes with the
     layer before it."""

@@ -77,6 +77,8 @@ def contrastive_loss(
 class Moon(ft.OneGlobalModel, ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     """Model-contrastive federated learning: one global model."""
 
+    bounds_examples = True
+
     penalty: Annotated[ft.NonNegativeFloat, ft.AtZero("this is FedAvg.")] = 1.0
     """Weight of the contrast (mu)."""
     temperature: ft.PositiveFloat = 0.5

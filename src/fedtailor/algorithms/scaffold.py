@@ -61,6 +61,7 @@ def corrected_loss(
 class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params]):
     """Federated averaging with control variates."""
 
+    bounds_examples = True
     requires_upload = True
     unused_training = ("optimizer", "momentum", "weight_decay", "clip_norm")
 

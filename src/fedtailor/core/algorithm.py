@@ -92,6 +92,11 @@ class Algorithm(ABC, Generic[S, C, P]):
     """Whether ``personalize`` chooses something on a client's validation examples; scores on them
     are then too high."""
 
+    bounds_examples: ClassVar[bool] = False
+    """Whether uploads depend on a client's training examples through ``train`` on losses of single
+    examples alone, and through their number. Then ``training.example_clip`` bounds what each of
+    them adds."""
+
     unused_training: ClassVar[tuple[str, ...]] = ()
     """Names of training options that have no effect on the method."""
 

@@ -177,6 +177,15 @@ def load_federation(path: Path) -> FederationFile:
         hint = "Only simulations have it so far."
         raise wrong_value("privacy.secure_sums", "false", True, hint, path=path)
 
+    noise = values.get("training", {}).get("example_noise", 0.0)
+    noise = values.get("algorithm", {}).get("example_noise", noise)
+    if noise:
+        hint = (
+            "The noise of a simulation follows from the seed, which the server knows, so it would "
+            "protect nothing here."
+        )
+        raise wrong_value("training.example_noise", "0", noise, hint, path=path)
+
     # Sites compute on the CPU with the reference engine, so that bits are those of a simulation.
     values = {key: value for key, value in values.items() if key != "deploy"}
     values |= {"data": {**data, "path": "each-site"}, "engine": {"name": "reference"}}

@@ -21,6 +21,7 @@ from fedtailor.core.task import Batch, Task
 from fedtailor.core.upload_checks import Problem
 from fedtailor.training.blocks import forward
 from fedtailor.training.losses import class_weights
+from fedtailor.training.private_steps import counting_private_phases
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,20 @@ def train_program(
 
     download = Download(common.shared, inputs.per_client)
     data = _data(algorithm, common, inputs)
-    update = algorithm.local_update(task, download, inputs.state, data, key)
+    with counting_private_phases() as phases:
+        update = algorithm.local_update(task, download, inputs.state, data, key)
+
+    metrics = dict(update.metrics)
+    if phases:
+        metrics["private_steps"] = torch.tensor(sum(phase.steps for phase in phases))
+
     # Some methods have no model of the client's own after training.
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
     scores: Scores | tuple[()] = ()
     if request.evaluate and has_model:
         scores = _score(algorithm, task, update.personal, common, inputs, rank=request.rank)
 
-    return TrainOutput(update.state, update.upload, dict(update.metrics), scores)
+    return TrainOutput(update.state, update.upload, metrics, scores)
 
 
 def personalize_program(
@@ -204,7 +211,9 @@ def personalize_program(
     The steps of ``onboard`` count among the model's steps. Scores on validation examples serve
     choices that must not see test examples.
     """
+    # A personal model, and the state of a new client, stay where they are.
     task = algorithm.bind(task)
+    task = task._replace(training=task.training.at_home())
     download = Download(common.shared, inputs.per_client)
     data = _data(algorithm, common, inputs)
     state = inputs.state

@@ -12,6 +12,7 @@ import torch
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.devices import HOST, placed
 from fedtailor.core.engine import Engine, one_thread
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
@@ -184,6 +185,7 @@ def check_run(
     server_optimizer(algorithm, roster, schedule)
     schedule.check_validation(roster.validates, roster.classes)
     _check_privacy(algorithm, roster, schedule, privacy)
+    _check_examples(algorithm, roster)
 
 
 def _check_tasks(algorithm: AnyAlgorithm, roster: Roster) -> None:
@@ -205,6 +207,52 @@ def _check_privacy(
     single = [name for name, field in messages.items() if field.reduction == "each"]
     privacy.check_fields(type(algorithm).__name__, single)
     privacy.check(schedule, len(roster.trainable_clients))
+
+
+def _check_examples(algorithm: AnyAlgorithm, roster: Roster) -> None:
+    """Check that a bound of the gradients of examples bounds all that they add to uploads."""
+    training = algorithm.training
+    name = type(algorithm).__name__
+    if not training.example_clip:
+        return
+
+    if not _bounds_examples(type(algorithm)):
+        raise ConfigError(
+            f"training.example_clip cannot promise anything for {name}: what its clients send "
+            "depends on examples in another way than by gradients of losses of single examples.",
+            key="training.example_clip",
+            got=name,
+        )
+
+    if training.class_weights != "none":
+        hint = "Class weights follow from the numbers of examples, so one example changes all."
+        allowed = "'none' with training.example_clip"
+        raise wrong_value("training.class_weights", allowed, training.class_weights, hint)
+    if training.drop_last:
+        hint = "Batches are drawn, and none is the last."
+        raise wrong_value("training.drop_last", "false with training.example_clip", True, hint)
+
+    for task in (roster.common_task, *roster.client_tasks):
+        buffers = task.names("buffer")
+        if buffers:
+            hint = "It is a running mean over examples without a bound: use a model without them."
+            allowed = "0 with models that have buffers"
+            got = f"{training.example_clip:g} and '{buffers[0]}'"
+            raise wrong_value("training.example_clip", allowed, got, hint)
+
+
+def _bounds_examples(cls: type[AnyAlgorithm]) -> bool:
+    """Return whether a method says that it bounds examples.
+
+    What a method says does not hold for a class derived from it that trains in another way.
+    """
+    for base in cls.__mro__:
+        if "bounds_examples" in base.__dict__:
+            return cls.bounds_examples
+        if "local_update" in base.__dict__:
+            return False
+
+    return False
 
 
 def _check_who_trains(algorithm: AnyAlgorithm, schedule: Schedule) -> None:

@@ -165,6 +165,36 @@ def plan_batches(
     return Plan(batches[:needed], first_of_last_epoch, needed_moves)
 
 
+def draw_batches(
+    weight: Tensor,
+    key: _PlainKey,
+    training: Training,
+    amount: Amount,
+    moving: Moving | None = None,
+) -> Plan:
+    """Plan batches of which every example is part with the same probability, independently.
+
+    The probability is that of an example in one batch of an epoch; batches vary in size, and may be
+    empty. The k-th example of positive weight gets the k-th word of every step.
+    """
+    present = np.flatnonzero(weight.numpy() > 0)
+    n = len(present)
+    if n == 0:
+        return Plan([], 0)
+
+    steps = amount.steps or amount.epochs * len(training.batch_sizes(n))
+    rate = min(training.batch_size or n, n) / n
+    batches = []
+    moves = []
+    for step in range(steps):
+        chosen = np.flatnonzero(rng.to_unit(_epoch_words(key, step, n)) < rate)
+        batches.append(torch.from_numpy(present[chosen]))
+        if moving is not None:
+            moves.append(moving.draw(step, n)[torch.from_numpy(chosen)])
+
+    return Plan(batches, 0, moves if moving is not None else None)
+
+
 def _divide_up(number: int, divisor: int) -> int:
     return -(-number // divisor)
 

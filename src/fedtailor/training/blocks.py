@@ -26,6 +26,7 @@ from fedtailor.core.torch_private import is_transformed
 from fedtailor.training.batches import Amount
 from fedtailor.training.one_client import PLAN, forward_one, plan, train_one
 from fedtailor.training.phase import Phase, StepOutput, refuse_captured_tensors, structure
+from fedtailor.training.private_steps import train_private
 
 NO_CONTEXT: Mapping[str, Tensor] = MappingProxyType({})
 """A loss receives it as ``{}``, so that ``{**params, **context}`` always works."""
@@ -134,13 +135,16 @@ def train(
     context_leaves = tree.leaves(context)
     limits = [_as_tensor(epochs), _as_tensor(steps)]
     outputs: Sequence[Tensor]
+    if training.example_clip and is_transformed():
+        raise TypeError("training.example_clip needs clients one by one: not the engine batched")
     if is_transformed():
         # A flat list of tensors, because vmap stacks nothing else.
         inputs = [*leaves, *context_leaves, *data, *key[:4], *limits]
         outputs = _Train.apply(phase, *inputs)  # type: ignore[no-untyped-call]
     else:
+        run = train_private if training.example_clip else train_one
         with placed(data.weight.device):
-            outputs = train_one(phase, leaves, context_leaves, data, key, limits)
+            outputs = run(phase, leaves, context_leaves, data, key, limits)
 
     # The new parameters come first, in the order of their leaves.
     new_params = tree.rebuild(params, iter(outputs[: len(leaves)]))

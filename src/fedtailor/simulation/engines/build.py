@@ -77,6 +77,10 @@ def choose_engine(
     Raises:
         ConfigError: the schedule limits the time of clients, which the engine cannot do.
     """
+    if options.name == "batched" and algorithm.training.example_clip:
+        allowed = "not 'batched' with training.example_clip, for which clients run one by one"
+        raise wrong_value("engine.name", allowed, options.name)
+
     if options.name != "auto":
         if schedule.client_timeout > 0 and options.name != "processes":
             raise _cannot_stop_clients(schedule.client_timeout, f"'{options.name}' cannot.")
@@ -119,6 +123,8 @@ def _choose_name(
     """Choose an engine; return its name, and why. Threads and processes give the same bits."""
     from fedtailor.core.engine import physical_cores
 
+    if device != HOST and algorithm.training.example_clip:
+        return "reference", "training.example_clip needs clients one by one"
     if device != HOST:
         return "batched", f"on the device {device}, many clients at a time"
 

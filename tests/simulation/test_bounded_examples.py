@@ -1,0 +1,258 @@
+"""Methods that say that they bound examples do, and the others are refused."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
+from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.fedrod import FedRoD
+from fedtailor.core import rng, tree
+from fedtailor.core.algorithm import Download
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.federation import Cohort, Split
+from fedtailor.core.message import Mean
+from fedtailor.core.task import Task, Training
+from fedtailor.experiment.assembly import assemble
+from fedtailor.experiment.config import make_config
+from fedtailor.models import build_model
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.workers import Workers
+from fedtailor.simulation.rounds import check_run, simulate
+from fedtailor.testing.runs import assert_same_bits
+
+BOUNDING = [name for name in ALGORITHMS if load_algorithm(name).bounds_examples]
+CLIP = 0.1
+
+
+def config_of(name, training, **sections):
+    return make_config(
+        {
+            "algorithm": {"name": name},
+            "training": training,
+            "data": {"dataset": "digits", "clients": 3, "partition": "iid", "fraction": 0.1},
+            "federation": {"rounds": 2},
+            "engine": {"name": "reference"},
+            **sections,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def federation():
+    prepared = assemble(config_of("fedavg", {}), 0)
+    return prepared.federation
+
+
+def with_other_examples(federation):
+    """Replace the examples of client 0 by others, of other classes."""
+    rows = federation.splits[0].train
+    x = federation.x.clone()
+    y = federation.y.clone()
+    x[rows] = federation.x[rows].flip(0).flip(-1)
+    y[rows] = (federation.y[rows] + 1) % 10
+    return dataclasses.replace(federation, x=x, y=y)
+
+
+def uploads(algorithm, federation, rounds=1, keep=None, prefer=None):
+    """Return what client 0 uploads in some rounds under the first download, and that download.
+
+    Args:
+        keep: how many of its training examples the client has; None: all.
+        prefer: a class to which the received model gives a high logit for all examples.
+    """
+    task = algorithm.bind(federation.common_task)
+    data = federation.data(0)
+    if keep is not None:
+        train = federation.examples(federation.splits[0].train[:keep])
+        counts = torch.bincount(train.labels(), minlength=10).float()
+        info = data.info._replace(num_train=torch.tensor(float(keep)), class_counts=counts)
+        data = data._replace(train=train, info=info)
+
+    server = algorithm.init_server(task, rng.new_key(0, purpose="init_server"))
+    if prefer is not None:
+        bias = next(
+            server.model[name] for name in task.names("head") if server.model[name].dim() == 1
+        )
+        bias[prefer] += 4.0
+
+    shared = algorithm.broadcast(server, Cohort(torch.arange(3), 3, 1, 2))
+    key = rng.new_key(0, purpose="init")
+    state = algorithm.init_client(task, data.info, key)
+    per_client = algorithm.init_per_client(task, data.info, key)
+    fields = []
+    for round in range(1, rounds + 1):
+        key = rng.new_key(0, round=round, purpose="train")
+        update = algorithm.local_update(task, Download(shared, per_client), state, data, key)
+        state = update.state
+        fields.append(update.upload)
+
+    return fields, shared
+
+
+def flat(value):
+    leaves = [leaf.double().flatten() for leaf in tree.leaves(value)]
+    return torch.cat(leaves) if leaves else torch.zeros(0)
+
+
+@pytest.mark.parametrize("name", BOUNDING)
+def test_with_a_bound_of_nearly_0_uploads_say_nothing_of_examples(name, federation):
+    algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=1, example_clip=1e-30))
+    first, _ = uploads(algorithm, federation, rounds=2)
+    second, _ = uploads(algorithm, with_other_examples(federation), rounds=2)
+    for one, other in zip(first, second, strict=True):
+        assert one.keys() == other.keys()
+        for field in one:
+            assert (flat(one[field].value) - flat(other[field].value)).abs().max() < 1e-20
+            if isinstance(one[field], Mean):
+                assert torch.equal(flat(one[field].weight), flat(other[field].weight))
+
+
+def change_by_one_example(algorithm, federation, prefer=None):
+    """Return how far one step of rate 1 moves a field more with an example than without, times n.
+
+    The largest over fields.
+    """
+    num_train = len(federation.splits[0].train)
+    changes = {}
+    for keep in (num_train, num_train - 1):
+        (upload,), shared = uploads(algorithm, federation, keep=keep, prefer=prefer)
+        for field, entry in upload.items():
+            start = getattr(shared, field, None)
+            moved = flat(entry.value)
+            if start is not None and flat(start).shape == moved.shape:
+                moved = moved - flat(start)
+            changes.setdefault(field, []).append(keep * moved)
+
+    return max(float((one - other).norm()) for one, other in changes.values())
+
+
+def one_step(cls):
+    training = Training(lr=1.0, steps=1, batch_size=0, example_clip=CLIP)
+    # Only the steps of the body count in one upload; each of those of the head is a release too.
+    options = {"head_epochs": 0} if "head_epochs" in cls.option_names() else {}
+    return cls(training=training, **options)
+
+
+@pytest.mark.parametrize("name", BOUNDING)
+def test_one_example_moves_an_upload_by_the_bound_at_most(name, federation):
+    change = change_by_one_example(one_step(load_algorithm(name)), federation)
+    assert 0.01 * CLIP < change <= CLIP * (1 + 1e-3)
+
+
+def test_fedrod_would_not_bound_examples(federation):
+    # The last example of client 0 becomes the only one of its class.
+    rows = federation.splits[0].train
+    label = federation.y[rows[-1]]
+    others = rows[federation.y[rows] != label]
+    first = Split(torch.cat([others, rows[-1:]]), *federation.splits[0][1:])
+    splits = [first, *federation.splits[1:]]
+    lone = dataclasses.replace(federation, splits=splits)
+
+    # FedRoD's loss uses the numbers of examples by class: one changes the gradients of all.
+    prefer = int(label)
+    assert change_by_one_example(one_step(FedRoD), lone, prefer) > 5 * CLIP
+    assert change_by_one_example(one_step(FedAvg), lone, prefer) <= CLIP * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in BOUNDING])
+def test_other_methods_are_refused(name, federation):
+    try:
+        algorithm = load_algorithm(name)(training=Training(example_clip=1.0))
+    except ConfigError:
+        return
+    with pytest.raises(ConfigError, match="example"):
+        check_run(algorithm, federation.roster, config_of("fedavg", {}).schedule)
+
+
+def test_a_derived_class_must_say_it_again(federation):
+    class Derived(FedAvg):
+        def local_update(self, task, download, state, data, key):
+            return super().local_update(task, download, state, data, key)
+
+    class Tuned(FedAvg):
+        rounds_of_rest = 3
+
+    schedule = config_of("fedavg", {}).schedule
+    training = Training(example_clip=1.0)
+    with pytest.raises(ConfigError, match="Derived"):
+        check_run(Derived(training=training), federation.roster, schedule)
+    check_run(Tuned(training=training), federation.roster, schedule)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"training": {"class_weights": "balanced"}},
+        {"training": {"drop_last": True}},
+        {"engine": {"name": "batched"}},
+    ],
+)
+def test_what_would_break_the_bound_is_refused_in_a_sentence(sections):
+    training = {"example_clip": 1.0, **sections.get("training", {})}
+    rest = {name: values for name, values in sections.items() if name != "training"}
+    with pytest.raises(ConfigError, match="example_clip"):
+        assemble(config_of("fedavg", training, **rest), 0)
+
+
+def test_models_with_running_means_are_refused(federation):
+    task = Task(build_model("wideresnet16", (3, 32, 32), 10, {"norm": "batch"}), 10, (3, 32, 32))
+    roster = dataclasses.replace(federation.roster, common_task=task)
+    algorithm = FedAvg(training=Training(example_clip=1.0))
+    with pytest.raises(ConfigError, match="running mean"):
+        check_run(algorithm, roster, config_of("fedavg", {}).schedule)
+
+
+def run(engine, config):
+    prepared = assemble(config, 0)
+    reports = simulate(
+        prepared.algorithm, prepared.federation, engine, prepared.config.schedule, seed=0
+    )
+    return list(reports)
+
+
+def test_engines_that_run_clients_one_by_one_agree_and_count_steps():
+    config = config_of("fedrep", {"example_clip": 1.0, "example_noise": 0.5, "epochs": 1})
+    reports = run(Reference(), config)
+    others = run(Workers(2), config)
+    for one, other in zip(reports, others, strict=True):
+        assert_same_bits(one.state.server, other.state.server)
+
+    # The head has 10 epochs, the body one; each is one step for so few examples.
+    assert set(reports[0].metrics["private_steps"].values()) == {11.0}
+    with pytest.raises(Exception, match="batched"):
+        run(Batched(), config)
+
+
+def test_what_stays_at_the_client_has_no_noise():
+    # Ditto's personal phase, and the tuned model of FedAvg-FT.
+    for name in ("ditto", "fedavg_ft"):
+        training = {"example_clip": 1.0, "example_noise": 2.0, "epochs": 1}
+        last = run(Reference(), config_of(name, training))[-1]
+        assert set(last.metrics["private_steps"].values()) == {1.0}, "steps that are sent only"
+
+    algorithm = load_algorithm("ditto")(training=Training(**training))
+    prepared = assemble(config_of("ditto", {}), 0)
+    seen = []
+    for noise in (0.0, 2.0):
+        changed = dataclasses.replace(algorithm.training, example_noise=noise)
+        method = dataclasses.replace(algorithm, training=changed)
+        federation = prepared.federation
+        task = method.bind(federation.common_task)
+        shared = method.init_server(task, rng.new_key(0, purpose="init_server"))
+        state = method.init_client(task, federation.info(0), rng.new_key(0, purpose="init"))
+        key = rng.new_key(0, round=1, purpose="train")
+        seen.append(method.local_update(task, Download(shared), state, federation.data(0), key))
+
+    assert_same_bits(seen[0].state, seen[1].state)
+    assert not torch.equal(flat(seen[0].upload["model"].value), flat(seen[1].upload["model"].value))
+
+
+def test_noise_at_every_client_reaches_the_global_model():
+    norms = []
+    for noise in (0.0, 1e4):
+        config = config_of("fedavg", {"example_clip": 1.0, "example_noise": noise, "epochs": 1})
+        norms.append(float(flat(run(Reference(), config)[-1].state.server.model).norm()))
+    assert norms[1] > 3 * norms[0]
