@@ -44,6 +44,9 @@ predicts:"""
 UPLOAD_FLOW = """The way of one upload, from the method at a client to the method at the server.
 Nothing flows back except a download."""
 
+OPTION_FLOW = """The way of one option, such as `federation.server_optimizer`, from a file or
+the command line to where it has its effect. Nothing is read from the file a second time."""
+
 CALL_CHAIN = """## From the command to the gradient
 
 The main calls of `fedtailor run -a fedavg` with the engine `reference` (`auto` takes another). Some
@@ -145,6 +148,38 @@ UPLOAD_PATH = (
     ("core.algorithm:Download", "what a client receives in the next round, or to personalize"),
 )
 """The stops of an upload, in order."""
+
+OPTION_PATH = (
+    ("experiment.config:read_settings", "the file, as nested tables of plain values"),
+    (
+        "cli.options:with_config_flags",
+        "flags of a command, which are the fields with the mark `Flag`; `--set` names any field",
+    ),
+    (
+        "experiment.config:make_config",
+        "the tables with what the command line puts in place; unknown sections are refused",
+    ),
+    (
+        "core.options:build",
+        "a section: each value is checked against the annotation of its field; "
+        "`core.schedule:read_schedule` does so for `[federation]` and `[evaluation]`",
+    ),
+    ("experiment.config:Config", "the whole experiment, which never changes again"),
+    (
+        "experiment.assembly:assemble",
+        "what needs the data: checks of options against it, and the values that `auto` stands for",
+    ),
+    (
+        "experiment.assembly:PreparedRun",
+        "its resolved configuration, which the run folder has as `experiment.toml`",
+    ),
+    (
+        "simulation.server:RunServer",
+        "where options of a schedule have their effect; those of `[training]` are at "
+        "`algorithm.training`, and those of `[engine]` at `build_engine`",
+    ),
+)
+"""The stops of an option, in order."""
 
 CALLS = (
     ("cli.main:main", "finds the command, and turns errors into sentences and exit codes"),
@@ -291,6 +326,7 @@ def pages() -> dict[str, str]:
 
     parts += [DATA_FLOW, numbered(PATH), TRAINING_FLOW, numbered(TRAINING_PATH)]
     parts += [TEST_FLOW, numbered(TEST_PATH), UPLOAD_FLOW, numbered(UPLOAD_PATH)]
+    parts += [OPTION_FLOW, numbered(OPTION_PATH)]
     parts += [CALL_CHAIN, numbered(CALLS), "## Where do I put ...?"]
     lines = ["| to add | where | how | tests |", "|---|---|---|---|"]
     for what, targets, how, tests in PLACES:

@@ -181,7 +181,8 @@ def accuracy_by_size(records: Sequence[MethodRecords]) -> list[Figure]:
             for unit, size in method.num_train().items()
             if size > 0
         ]
-        if not points:
+        # Clients of one size would be dots above each other.
+        if len({dot.x for dot in points}) < 2:
             continue
 
         scale = alt.Scale(domain=[0, 100])
