@@ -417,6 +417,7 @@ def _plan(prepared: PreparedRun, which: str) -> RunPlan:
         algorithm=prepared.algorithm,
         roster=prepared.federation.roster,
         schedule=config.schedule,
+        has_secure_sums=config.privacy.secure_sums,
         inputs=prepared.inputs,
         split=lambda: prepared.split,
         provenance=_describe_run(prepared, prepared.split, config),

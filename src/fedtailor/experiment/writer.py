@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Self
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.errors import FedtailorError, all_done
 from fedtailor.core.federation import Roster
+from fedtailor.core.reading import read_lines
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary
@@ -34,6 +35,7 @@ from fedtailor.experiment.predictions import PREDICTIONS_FILE, ClientPredictions
 from fedtailor.experiment.reader import chance_warning, count_rounds, read_provenance
 from fedtailor.experiment.resume import changed_software
 from fedtailor.experiment.tracking import RunProgress
+from fedtailor.privacy.examples import DELTA, ClientRound, example_record
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState
@@ -63,6 +65,8 @@ class RunPlan:
     """What the result says of the run beside its scores."""
     notes: Sequence[str]
     """What a user should know before the first round."""
+    has_secure_sums: bool = False
+    """Whether the server gets sums of uploads only."""
     checkpoint_every: int
     """Rounds between checkpoints; 0: none."""
     lasting: Sequence[str]
@@ -269,6 +273,9 @@ class RunWriter:
         """
         self._note(_notes_on_end(last, self._plan), round=last.round)
         result = summary.result(last, self._plan.roster, self._plan.schedule)
+        if self._plan.algorithm.training.example_noise > 0:
+            result["example_privacy"] = self._example_privacy()
+
         warning = chance_warning(result["chance"])
         if warning:  # the command shows it below the result
             event = {"kind": "chance", "round": last.round, "reason": warning}
@@ -287,6 +294,31 @@ class RunWriter:
         if self._plan.checkpoint_every > 0:
             self._save_checkpoint(last.state, result=result)
         return self.conclude()
+
+    def _example_privacy(self) -> dict[str, Any]:
+        """Return what all rounds tell of an example, from the records of the clients."""
+        plan = self._plan
+        history = []
+        for line in read_lines(self.path / "clients.jsonl", within=self.path):
+            numbers = line.get("training_metrics", {})
+            if "private_steps" in numbers:
+                history.append(
+                    ClientRound(
+                        round=line["round"],
+                        client=line["client"],
+                        steps=int(numbers["private_steps"]),
+                        rate=float(numbers["private_rate"]),
+                    )
+                )
+
+        messages = plan.algorithm.messages(plan.algorithm.bind(plan.roster.common_task))
+        weights = {field.weight for field in messages.values() if field.reduction != "none"}
+        return example_record(
+            plan.algorithm.training.example_noise,
+            DELTA,
+            history,
+            has_sums_only=plan.has_secure_sums and weights == {"num_train"},
+        )
 
     def conclude(self) -> dict[str, Any]:
         """Make a run that has a result one that has finished, and return the result."""

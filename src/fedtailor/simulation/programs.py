@@ -188,6 +188,8 @@ def train_program(
     metrics = dict(update.metrics)
     if phases:
         metrics["private_steps"] = torch.tensor(sum(phase.steps for phase in phases))
+        largest = max(phase.rate for phase in phases)
+        metrics["private_rate"] = torch.tensor(largest, dtype=torch.float64)
 
     # Some methods have no model of the client's own after training.
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())

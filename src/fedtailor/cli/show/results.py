@@ -45,6 +45,9 @@ def show_result(result: Mapping[str, Any]) -> None:
 
     models = "predictions" if "folds" in result else "a model for every client"
     say(f"Scores and {models} are in {result['run']}")
+    if "example_privacy" in result:
+        say(" ".join(result["example_privacy"]["sentences"]))
+
     warn([result])
 
 
