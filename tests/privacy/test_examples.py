@@ -77,11 +77,21 @@ def test_one_step_a_round_under_secure_sums(folder):
     assert record["epsilon_of_sums"] == epsilon_of(DELTA, [Release(4.0, 1.0, 3)])
 
 
-def test_equal_weights_make_no_common_noise(folder):
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-a", "scaffold"],  # equal weights
+        ["-a", "moon"],  # the earlier model has the noise of one client, and steers the next step
+        ["-a", "fedper"],  # so has the personal head
+        ["-a", "fedavg", "--set", "training.optimizer=adam"],
+        ["-a", "fedavg", "--set", "training.clip_norm=1.0"],
+    ],
+)
+def test_noise_that_does_not_add_up_is_not_claimed(folder, options):
     one_step = ["--set", "training.steps=1", "--set", "training.batch_size=0"]
-    secure = ["--set", "privacy.secure_sums=true"]
-    record = privacy_of(folder, "-a", "scaffold", "--rounds", "1", *one_step, *secure)
-    assert "epsilon_of_sums" not in record
+    secure = ["--set", "privacy.secure_sums=true", "--rounds", "1"]
+    record = privacy_of(folder, *options, *one_step, *secure)
+    assert "epsilon_of_sums" not in record and record["epsilon"] > 0
 
 
 def test_runs_without_noise_say_nothing_of_it(folder):

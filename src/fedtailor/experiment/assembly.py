@@ -94,6 +94,31 @@ def notes_on_idle_training(
     ]
 
 
+def noise_adds_up(algorithm: AnyAlgorithm, federation: Federation) -> bool:
+    """Return whether noise on the examples of every client makes one noise on their sum.
+
+    Uploads must be linear in the noisy gradients, and weighted by numbers of examples. And clients
+    must keep nothing: what one keeps has its own noise only, and would reach later sums with less
+    than they need.
+    """
+    training = algorithm.training
+    if training.optimizer != "sgd" or training.clip_norm > 0:
+        return False
+
+    task = algorithm.bind(federation.common_task)
+    fields = algorithm.messages(task).values()
+    kinds = {(field.reduction, field.weight) for field in fields if field.reduction != "none"}
+    if kinds != {("mean", "num_train")}:
+        return False
+
+    info = federation.info(0)
+    kept = [
+        algorithm.init_client(task, info, rng.new_key(0)),
+        algorithm.init_per_client(task, info, rng.new_key(0)),
+    ]
+    return not any(tree.leaves(part) for part in kept)
+
+
 def notes_on_unprotected_fields(
     algorithm: AnyAlgorithm, task: Task, schedule: Schedule
 ) -> list[str]:

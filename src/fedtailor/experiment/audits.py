@@ -20,7 +20,13 @@ from fedtailor.core.federation import Federation, Split
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import content_of, damaged, parse_toml, read_file, read_object
 from fedtailor.experiment.assembly import PreparedRun, assemble, make_algorithm
-from fedtailor.experiment.config import Config, first_training, make_config, to_toml
+from fedtailor.experiment.config import (
+    Config,
+    first_training,
+    make_config,
+    to_toml,
+    without_result_free,
+)
 from fedtailor.experiment.folder import exclusive, refuse_existing
 from fedtailor.experiment.methods import to_text
 from fedtailor.experiment.reader import MEMBERS_FILE
@@ -176,8 +182,9 @@ def _refuse_other_audit(folder: Path, jobs: Sequence[RunJob]) -> None:
         refuse_existing(folder)
         return
 
-    begun, _ = read_members_plan(folder)
-    wanted = jobs[0].config
+    # Where the data lie changes no result.
+    begun = [without_result_free(config) for config in read_members_plan(folder)[0]]
+    wanted = without_result_free(jobs[0].config)
     if (begun[0].data, begun[0].seeds) != (wanted.data, wanted.seeds):
         got = f"'{folder}', which holds an audit of {begun[0].data.title} with other options"
         raise wrong_value("--out", "the folder of an audit of the same data, or a new one", got)

@@ -65,8 +65,8 @@ class RunPlan:
     """What the result says of the run beside its scores."""
     notes: Sequence[str]
     """What a user should know before the first round."""
-    has_secure_sums: bool = False
-    """Whether the server gets sums of uploads only."""
+    has_common_noise: bool = False
+    """Whether the server gets sums only, on which the noises of all clients make one."""
     checkpoint_every: int
     """Rounds between checkpoints; 0: none."""
     lasting: Sequence[str]
@@ -311,13 +311,11 @@ class RunWriter:
                     )
                 )
 
-        messages = plan.algorithm.messages(plan.algorithm.bind(plan.roster.common_task))
-        weights = {field.weight for field in messages.values() if field.reduction != "none"}
         return example_record(
             plan.algorithm.training.example_noise,
             DELTA,
             history,
-            has_sums_only=plan.has_secure_sums and weights == {"num_train"},
+            has_common_noise=plan.has_common_noise,
         )
 
     def conclude(self) -> dict[str, Any]:

@@ -58,8 +58,9 @@ def epsilon_of_sums(noise: float, delta: float, history: Sequence[ClientRound]) 
     """Return epsilon for whoever sees sums over the clients of a round only, or None.
 
     Every client adds its noise, so the sum of m clients has sqrt(m) times as much, if each has
-    taken one step with all its examples, and if uploads are weighted by numbers of examples. All m
-    must keep their noise to themselves.
+    taken one step with all its examples, if uploads are linear in the noisy gradients and weighted
+    by numbers of examples, and if clients keep nothing from round to round. All m must keep their
+    noise to themselves.
 
     Args:
         noise: as in :func:`epsilon_by_client`.
@@ -87,7 +88,7 @@ def example_record(
     delta: float,
     history: Sequence[ClientRound],
     *,
-    has_sums_only: bool,
+    has_common_noise: bool,
 ) -> dict[str, Any]:
     """Return what the result of a run says of its examples.
 
@@ -95,7 +96,7 @@ def example_record(
         noise: as in :func:`epsilon_by_client`.
         delta: as there.
         history: as there.
-        has_sums_only: whether the server gets sums only, weighted by numbers of examples.
+        has_common_noise: whether the server gets sums only, to which every client adds its noise.
     """
     by_client = epsilon_by_client(noise, delta, history)
     record: dict[str, Any] = {
@@ -105,7 +106,7 @@ def example_record(
         "epsilon": max(by_client.values(), default=0.0),
         "by_client": {str(client): epsilon for client, epsilon in by_client.items()},
     }
-    of_sums = epsilon_of_sums(noise, delta, history) if has_sums_only else None
+    of_sums = epsilon_of_sums(noise, delta, history) if has_common_noise else None
     if of_sums is not None:
         record["epsilon_of_sums"] = of_sums
     return {**record, "sentences": example_sentences(record)}
