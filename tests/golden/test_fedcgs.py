@@ -39,6 +39,20 @@ def test_a_feature_that_is_constant_within_a_class_leaves_finite_logits(head):
     assert logits.argmax(1).tolist() == [0, 0, 1, 1, 1]
 
 
+def test_a_class_of_one_example_has_the_covariance_of_all():
+    x = np.random.default_rng(3).normal(size=(9, 2))
+    y = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
+    own = [np.cov(x[y == label].T, bias=True) for label in (0, 1)]
+    pooled = (4 * own[0] + 4 * own[1]) / 9
+
+    examples = ExampleSet(torch.from_numpy(x), torch.from_numpy(y), None, torch.ones(9))
+    method = FedCGS(head="qda", shrinkage=0.0)
+    head = method.fit(class_sums.add_up(examples, 3, method.squares))
+    for label, covariance in enumerate([*own, pooled]):
+        root = head.whitening[label]
+        assert_close(root.mT @ root, np.linalg.inv(covariance), tolerance=1e-8)
+
+
 def posterior(logits):
     return torch.as_tensor(logits).softmax(1).numpy()
 
