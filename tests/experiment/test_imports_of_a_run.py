@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-MOST_MODULES = 90
-"""Of the package, for a run of the simplest method."""
+MOST_MODULES = 92
+"""Of the package, for a run of the simplest method; seven of them are packages without code."""
 
 MOST_TEXT = 64_000
 """Bytes of its folder beside tensors: three clients, one round, three points of evaluation."""

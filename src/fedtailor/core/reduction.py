@@ -10,13 +10,12 @@ whether the sums of parts of the tree were made elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.fixed_point import FixedField, FixedPoint, masked_bytes
 from fedtailor.core.message import (
     Each,
     Mean,
@@ -28,6 +27,9 @@ from fedtailor.core.message import (
     upload_bytes,
 )
 from fedtailor.core.upload_checks import Problem
+
+if TYPE_CHECKING:
+    from fedtailor.core.fixed_point import FixedField, FixedPoint
 
 Part = TypeVar("Part")
 
@@ -345,6 +347,10 @@ class Reduction(NamedTuple):
         """Return the bytes of a sound upload on its way into the sums."""
         if self.fixed is None:
             return upload_bytes(upload, messages)
+
+        # Most runs have no secure sums, and do not import this.
+        from fedtailor.core.fixed_point import masked_bytes
+
         return masked_bytes(messages)
 
 

@@ -35,7 +35,6 @@ from fedtailor.experiment.predictions import PREDICTIONS_FILE, ClientPredictions
 from fedtailor.experiment.reader import chance_warning, count_rounds, read_provenance
 from fedtailor.experiment.resume import changed_software
 from fedtailor.experiment.tracking import RunProgress
-from fedtailor.privacy.examples import DELTA, ClientRound, example_record
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState
@@ -297,6 +296,9 @@ class RunWriter:
 
     def _example_privacy(self) -> dict[str, Any]:
         """Return what all rounds tell of an example, from the records of the clients."""
+        # Few runs bound examples, and others do not import this.
+        from fedtailor.privacy.examples import DELTA, ClientRound, example_record
+
         plan = self._plan
         history = []
         for line in read_lines(self.path / "clients.jsonl", within=self.path):

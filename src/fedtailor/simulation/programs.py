@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,9 @@ from fedtailor.core.task import Batch, Task
 from fedtailor.core.upload_checks import Problem
 from fedtailor.training.blocks import forward
 from fedtailor.training.losses import class_weights
-from fedtailor.training.private_steps import counting_private_phases
+
+if TYPE_CHECKING:
+    from fedtailor.training.private_steps import PrivatePhase
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,14 @@ def train_program(
 
     download = Download(common.shared, inputs.per_client)
     data = _data(algorithm, common, inputs)
-    with counting_private_phases() as phases:
+    counting: AbstractContextManager[list[PrivatePhase]] = nullcontext([])
+    if algorithm.training.example_clip:
+        # Few runs bound examples, and others do not import this.
+        from fedtailor.training.private_steps import counting_private_phases
+
+        counting = counting_private_phases()
+
+    with counting as phases:
         update = algorithm.local_update(task, download, inputs.state, data, key)
 
     metrics = dict(update.metrics)

@@ -14,7 +14,6 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
-from fedtailor.core.fixed_point import FixedPoint, make_fixed_point
 from fedtailor.core.message import Field, Mean, Reduced, download_bytes, sent_values
 from fedtailor.core.reduction import FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
@@ -40,6 +39,7 @@ from fedtailor.simulation.report import (
 )
 
 if TYPE_CHECKING:
+    from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.core.server_optimizer import ServerOptimizer
 
 _ATTEMPTS = 3
@@ -185,6 +185,9 @@ class RunServer:
         self.fixed: FixedPoint | None = None
         self.fewest_uploads = schedule.fewest_uploads
         if privacy.secure_sums:
+            # Most runs have no secure sums, and do not import this.
+            from fedtailor.core.fixed_point import make_fixed_point
+
             self.fixed = make_fixed_point(
                 self.messages,
                 population=roster.population,
