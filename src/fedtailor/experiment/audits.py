@@ -53,7 +53,7 @@ _MOST_LOG_ODDS = 30.0
 """Beyond it, a model is as sure as it can be."""
 
 
-class Training(NamedTuple):
+class AuditedTraining(NamedTuple):
     """What one training of an audit has shown."""
 
     inside: np.ndarray  # (n,), bool
@@ -224,7 +224,7 @@ def _audit_method(job: RunJob, trainings: int, progress: RunProgress) -> dict[st
     return {"method": name, "points": _points(shown, prepared.federation)}
 
 
-def _train(prepared: PreparedRun, seed: int, number: int, progress: RunProgress) -> Training:
+def _train(prepared: PreparedRun, seed: int, number: int, progress: RunProgress) -> AuditedTraining:
     """Train with half of the examples, and return what the models say about all of them."""
     random = np.random.default_rng([seed, number])
     federation = prepared.federation
@@ -253,7 +253,7 @@ def _train(prepared: PreparedRun, seed: int, number: int, progress: RunProgress)
         last = report
 
     assert last is not None, "a schedule has a round"
-    return Training(
+    return AuditedTraining(
         inside=np.concatenate(chosen),
         signals=_signals(prepared, last),
         accuracies=_accuracies(last, federation),
@@ -307,14 +307,14 @@ def _accuracies(last: RoundReport, federation: Federation) -> dict[str, np.ndarr
     return accuracies
 
 
-def _write_training(path: Path, training: Training) -> None:
+def _write_training(path: Path, training: AuditedTraining) -> None:
     tensors = {"inside": training.inside.astype(np.uint8)}
     tensors |= {f"signals/{point}": values for point, values in training.signals.items()}
     tensors |= {f"accuracies/{point}": values for point, values in training.accuracies.items()}
     write_whole(path, save(tensors))
 
 
-def _read_training(path: Path) -> Training:
+def _read_training(path: Path) -> AuditedTraining:
     """Read what a training has shown.
 
     Raises:
@@ -329,10 +329,10 @@ def _read_training(path: Path) -> Training:
             if point:
                 parts[kind][point] = array
 
-        return Training(tensors["inside"].astype(bool), **parts)
+        return AuditedTraining(tensors["inside"].astype(bool), **parts)
 
 
-def _points(trainings: Sequence[Training], federation: Federation) -> dict[str, Any]:
+def _points(trainings: Sequence[AuditedTraining], federation: Federation) -> dict[str, Any]:
     """Return what every kind of model tells."""
     sizes = [len(federation.splits[client].train) for client in federation.known]
     inside = np.array([training.inside for training in trainings])
