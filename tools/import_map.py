@@ -34,7 +34,9 @@ TORCH_FREE = frozenset(
 torch."""
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "cli": frozenset({"deployment", "report", "testing", "serving", "experiment", "data"})
+    "cli": frozenset(
+        {"deployment", "report", "testing", "serving", "experiment", "data", "privacy"}
+    )
     | TORCH_FREE,
     "deployment": frozenset(
         {

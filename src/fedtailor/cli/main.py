@@ -65,6 +65,9 @@ class _Commands(LazyGroup):
         "audit": LazyCommand(
             "audit:audit_app", "Measure what an attacker can tell from the models of a run."
         ),
+        "privacy": LazyCommand(
+            "privacy:privacy_app", "Say which noise a budget needs, before a run is made."
+        ),
         "doctor": LazyCommand(
             "doctor:doctor",
             "Show versions, processor, engine, devices, folders and the data sets on this machine.",

@@ -10,7 +10,7 @@ whether the sums of parts of the tree were made elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -242,8 +242,8 @@ class FieldSum(ArrivingSum[PartialSum]):
             part = _weighted(part) if self._fixed is None else _encoded(part, self._fixed)
         super().add(client, part)
 
-    def reduced(self) -> Reduced:
-        """Return the mean or sum over those who sent the field.
+    def total(self) -> PartialSum:
+        """Return the sum over those who sent the field, float64.
 
         Raises:
             ValueError: a client may still come, or none came.
@@ -251,9 +251,15 @@ class FieldSum(ArrivingSum[PartialSum]):
         part = self.result()
         if part is None:
             raise ValueError("no client sent the field")
-        if self._fixed is not None:
-            part = _decoded(part, self._fixed)
+        return part if self._fixed is None else _decoded(part, self._fixed)
 
+    def reduced(self) -> Reduced:
+        """Return the mean or sum over those who sent the field.
+
+        Raises:
+            ValueError: a client may still come, or none came.
+        """
+        part = self.total()
         divisor = torch.where(part.weight > 0, part.weight, 1.0)
         reduced = []
         for path, like in tree.paths(part.like).items():
@@ -323,6 +329,13 @@ def _join_parts(left: PartialSum, right: PartialSum) -> PartialSum:
     return left._replace(weight=longer + spread(shorter, longer), leaves=joined)
 
 
+class Bounds(Protocol):
+    """What bounds the contribution of a client to the sums of a round."""
+
+    def bounded(self, upload: Upload) -> Upload:
+        """Return the contribution of a sound upload."""
+
+
 class Reduction(NamedTuple):
     """What the server does with the uploads of a round before it aggregates."""
 
@@ -332,6 +345,8 @@ class Reduction(NamedTuple):
     """The clients whose uploads count, in the order of their ids."""
     fixed: FixedPoint | None = None
     """How uploads become whole numbers; None: they are added in float64."""
+    bounds: Bounds | None = None
+    """What bounds the contribution of a client; None: uploads are added as they are."""
 
     def sums(self, clients: Iterable[int]) -> dict[str, FieldSum]:
         """Begin the sums of all fields over clients; return them by field."""
@@ -341,7 +356,13 @@ class Reduction(NamedTuple):
 
     def problem_with(self, upload: Upload) -> Problem | None:
         """Return why a sound upload does not fit into the sums, or None if it does."""
-        return None if self.fixed is None else self.fixed.problem_with(upload)
+        if self.fixed is None or self.bounds is not None:
+            return None
+        return self.fixed.problem_with(upload)
+
+    def bounded(self, upload: Upload) -> Upload:
+        """Return what of a sound upload goes into the sums."""
+        return upload if self.bounds is None else self.bounds.bounded(upload)
 
     def bytes_of(self, upload: Upload, messages: Messages) -> int:
         """Return the bytes of a sound upload on its way into the sums."""

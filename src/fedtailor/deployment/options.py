@@ -186,6 +186,10 @@ def load_federation(path: Path) -> FederationFile:
         )
         raise wrong_value("training.example_noise", "0", noise, hint, path=path)
 
+    if values.get("privacy", {}).get("unit", "none") != "none":
+        hint = "Only simulations have it so far."
+        raise wrong_value("privacy.unit", "none", values["privacy"]["unit"], hint, path=path)
+
     # Sites compute on the CPU with the reference engine, so that bits are those of a simulation.
     values = {key: value for key, value in values.items() if key != "deploy"}
     values |= {"data": {**data, "path": "each-site"}, "engine": {"name": "reference"}}

@@ -303,6 +303,8 @@ def run_seed(
             if writer.result is not None:
                 return writer.conclude()
 
+            is_noisy = prepared.config.privacy.unit == "client"
+
             # A round is on disk before the next one begins.
             for report in simulate(
                 prepared.algorithm,
@@ -315,6 +317,7 @@ def run_seed(
                 events=start.events,
                 device=prepared.device,
                 privacy=prepared.config.privacy,
+                ledger=writer.ledger() if is_noisy else None,
             ):
                 writer.add_round(report)
 

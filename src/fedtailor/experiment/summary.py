@@ -63,6 +63,9 @@ def round_record(report: RoundReport, roster: Roster) -> Record:
         "training_metrics": training_metrics,
         "evaluations": [_evaluation_record(scored, roster) for scored in report.evaluations],
     }
+    if report.privacy:
+        record["privacy"] = report.privacy
+
     best = report.state.selection
     if best is not None:
         record["best"] = {"round": best.state.round, "validation_accuracy": best.accuracy}
@@ -182,6 +185,7 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     the most frequent class of the client's training examples. ``chance`` says how many clients
     have enough test examples to ask whether the personalized model is better than chance, and at
     which it is not clear. ``positive_class`` is that of two classes.
+    ``privacy`` says what all rounds tell of a client at most, if noise hides clients.
     """
     # The round whose models the run gives, which is the best one if that was asked for.
     final = last.final or last
@@ -195,6 +199,8 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     personalized = _personalized_scores(final)
     record |= _majority_of(personalized, roster)
     record["chance"] = _chance(personalized, roster)
+    if last.privacy:
+        record["privacy"] = last.privacy
     if len(roster.classes) == 2:
         record["positive_class"] = roster.classes[schedule.positive_of(roster.classes)]
     if roster.names:

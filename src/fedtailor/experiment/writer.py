@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.errors import FedtailorError, all_done
@@ -38,6 +38,9 @@ from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 from fedtailor.simulation.engines.store import IN_MEMORY, Store
 from fedtailor.simulation.report import RoundReport, RunState
+
+if TYPE_CHECKING:
+    from fedtailor.privacy.ledger import Ledger
 
 CHECKPOINTS = "checkpoints"
 """Folder in a run folder for checkpoints, and for what clients keep from round to round."""
@@ -135,6 +138,16 @@ class RunWriter:
     def storage(self, name: str) -> Store:
         """Return where trees of tensors by client are stored under a name of the plan."""
         return self._stores[name]
+
+    def ledger(self) -> Ledger:
+        """Return the ledger of the run: what earlier processes released counts too.
+
+        Raises:
+            DataError: its file is damaged.
+        """
+        from fedtailor.privacy.ledger import LEDGER_FILE, Ledger
+
+        return Ledger(self.path / LEDGER_FILE)
 
     def restore(self) -> Start:
         """Go back to the last checkpoint that can be used, or begin; say which.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, unknown_name
 from fedtailor.core.options import Range, check_options, wrong_value
 from fedtailor.core.schedule import Schedule
+
+if TYPE_CHECKING:
+    from fedtailor.core.message import Field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +29,30 @@ class PrivacyOptions:
     """What becomes of classes that fewer than ``smallest_sum`` clients have, in means that are
     weighted by class: such a mean would be the value of one or two clients."""
 
+    unit: Literal["none", "client"] = "none"
+    """What differential privacy protects: nothing, or all that a client contributes."""
+    epsilon: Annotated[float, Range(ge=0)] = 0.0
+    """What all rounds may tell of a client at most; 0: ``noise`` says how much noise there is."""
+    delta: Annotated[float, Range(ge=1e-10, lt=1)] = 1e-5
+    """Probability with which they may tell more: far below one over the number of clients."""
+    noise: Annotated[float, Range(ge=0)] = 0.0
+    """Standard deviation of the noise over ``clip``; 0: the least that ``epsilon`` allows."""
+    clip: Annotated[float, Range(gt=0)] = 1.0
+    """Largest norm of what a client changes in a round, over all fields."""
+    scales: dict[str, Any] = field(default_factory=dict)
+    """By field: what its changes are divided by before they are bounded, a public number; 1 if it
+    is missing. A field of a larger scale gets more of the noise."""
+
     def __post_init__(self) -> None:
         check_options(self, owner="privacy")
+        for name, scale in self.scales.items():
+            if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
+                raise wrong_value(f"privacy.scales.{name}", "a number above 0", scale)
+
+        if self.unit == "client" and not (self.epsilon or self.noise):
+            hint = "privacy.noise sets the noise itself."
+            allowed = "above 0 with privacy.unit = 'client'"
+            raise wrong_value("privacy.epsilon", allowed, self.epsilon, hint)
 
     def check(self, schedule: Schedule, num_trainable: int) -> None:
         """Check the section against the schedule and the clients that can train.
@@ -35,6 +60,8 @@ class PrivacyOptions:
         Raises:
             ConfigError: they do not fit together.
         """
+        if self.unit == "client":
+            _check_schedule(schedule)
         if not self.secure_sums:
             return
 
@@ -53,20 +80,62 @@ class PrivacyOptions:
                 got=drawn,
             )
 
-    def check_fields(self, method: str, single: Iterable[str]) -> None:
-        """Check that the server of a method can do with sums.
+    def check_fields(self, method: str, messages: Mapping[str, Field]) -> None:
+        """Check that the server of a method can do with what it may see.
 
         Args:
             method: its name.
-            single: the fields of which its server needs every client's own value.
+            messages: its declaration.
 
         Raises:
-            ConfigError: there are such fields.
+            ConfigError: it cannot.
         """
-        names = ", ".join(f"'{name}'" for name in single)
-        if self.secure_sums and names:
+        single = [name for name, field in messages.items() if field.reduction == "each"]
+        if single and (self.secure_sums or self.unit == "client"):
+            key = "privacy.secure_sums = false" if self.secure_sums else "privacy.unit = 'none'"
             raise ConfigError(
-                f"{method} shows the server what single clients send ({names}): choose another "
-                "method, or an option of it that needs sums only, or privacy.secure_sums = false.",
-                key="privacy.secure_sums",
+                f"{method} shows the server what single clients send ({_quoted(single)}): choose "
+                f"another method, or an option of it that needs sums only, or {key}.",
+                key="privacy.secure_sums" if self.secure_sums else "privacy.unit",
             )
+        if self.unit == "client":
+            self._check_fields_of_clients(method, messages)
+
+    def _check_fields_of_clients(self, method: str, messages: Mapping[str, Field]) -> None:
+        uploaded = {name: field for name, field in messages.items() if field.reduction != "none"}
+        if not uploaded:
+            raise ConfigError(
+                f"{method} sends nothing to the server, so privacy.unit = 'client' protects "
+                "nothing: leave it out.",
+                key="privacy.unit",
+            )
+
+        unknown = [name for name in self.scales if name not in uploaded]
+        if unknown:
+            raise unknown_name("field", unknown[0], uploaded, key="privacy.scales")
+
+        weighted = [
+            name
+            for name, field in uploaded.items()
+            if field.reduction == "mean" and field.weight in ("class_counts", "own")
+        ]
+        if weighted:
+            raise ConfigError(
+                f"{method} weighs {_quoted(weighted)} by numbers of its clients, which "
+                "privacy.unit = 'client' cannot bound yet: choose another method.",
+                key="privacy.unit",
+            )
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    """Check that nothing of a run looks at single clients."""
+    if schedule.robust != "none":
+        allowed = "'none' with federation.robust, which compares single uploads"
+        raise wrong_value("privacy.unit", allowed, "client")
+    if schedule.watches_validation:
+        allowed = "'none' with evaluation.select = 'best' or patience, which look at scores"
+        raise wrong_value("privacy.unit", allowed, "client")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -119,6 +119,8 @@ class RoundReport:
     )
     personal: Mapping[int, Any] = field(default_factory=dict)
     """Personal models by client, after the last round."""
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """What all releases so far tell of a client at most; empty: nothing is released with noise."""
     is_last: bool = False
     """Whether the run ends with this round."""
     final: RoundReport | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import Absences, RoundReport, RunState
 from fedtailor.simulation.server import RoundAttempt, RunServer, server_optimizer
+
+if TYPE_CHECKING:
+    from fedtailor.privacy.ledger import Ledger
 
 NO_PRIVACY = PrivacyOptions()
 """Every upload is seen by the server."""
@@ -37,6 +40,7 @@ def simulate(
     events: Sequence[Mapping[str, Any]] = (),
     device: torch.device = HOST,
     privacy: PrivacyOptions = NO_PRIVACY,
+    ledger: Ledger | None = None,
 ) -> Iterator[RoundReport]:
     """Run an algorithm on a federation in this process; return an iterator over reports of rounds.
 
@@ -56,6 +60,7 @@ def simulate(
         device: where programs run and the server computes; the engine must run programs in this
             thread.
         privacy: what the server may see of uploads.
+        ledger: where releases of noisy sums are counted; None: in memory.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
@@ -72,6 +77,7 @@ def simulate(
         events=events,
         device=device,
         privacy=privacy,
+        ledger=ledger,
     )
 
 
@@ -86,6 +92,7 @@ def federate(
     events: Sequence[Mapping[str, Any]] = (),
     device: torch.device = HOST,
     privacy: PrivacyOptions = NO_PRIVACY,
+    ledger: Ledger | None = None,
 ) -> Iterator[RoundReport]:
     """Run an algorithm with given clients; yield a report after every round.
 
@@ -101,6 +108,7 @@ def federate(
             gives none again.
         device: where the server computes, and where uploads come from.
         privacy: what the server may see of uploads.
+        ledger: where releases of noisy sums are counted; None: in memory.
 
     Raises:
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
@@ -111,7 +119,16 @@ def federate(
     # One thread: the server's arithmetic, too, must not depend on the number of cores.
     with one_thread(), placed(device):
         server = RunServer(
-            algorithm, roster, clients, schedule, seed, resume, Absences(events), device, privacy
+            algorithm,
+            roster,
+            clients,
+            schedule,
+            seed,
+            resume,
+            Absences(events),
+            device,
+            privacy,
+            ledger,
         )
 
     while server.has_more_rounds:
@@ -204,8 +221,8 @@ def _check_privacy(
 ) -> None:
     """Check that the server can do its work with what it may see."""
     messages = algorithm.messages(algorithm.bind(roster.common_task))
-    single = [name for name, field in messages.items() if field.reduction == "each"]
-    privacy.check_fields(type(algorithm).__name__, single)
+    privacy.check_fields(type(algorithm).__name__, messages)
+    _check_buffers(algorithm, roster, privacy)
     privacy.check(schedule, len(roster.trainable_clients))
 
 
@@ -253,6 +270,16 @@ def _bounds_examples(cls: type[AnyAlgorithm]) -> bool:
             return False
 
     return False
+
+
+def _check_buffers(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOptions) -> None:
+    """Check that noise would not spoil running variances."""
+    if privacy.unit == "client" and roster.common_task.shapes("buffer"):
+        raise ConfigError(
+            "privacy.unit = 'client' cannot protect the running statistics of batch normalization: "
+            "choose a model with group normalization.",
+            key="privacy.unit",
+        )
 
 
 def _check_who_trains(algorithm: AnyAlgorithm, schedule: Schedule) -> None:

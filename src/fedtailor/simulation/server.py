@@ -14,7 +14,7 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
-from fedtailor.core.message import Field, Mean, Reduced, download_bytes, sent_values
+from fedtailor.core.message import Field, Mean, Received, Reduced, download_bytes, sent_values
 from fedtailor.core.reduction import FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import Scores
@@ -41,6 +41,8 @@ from fedtailor.simulation.report import (
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.core.server_optimizer import ServerOptimizer
+    from fedtailor.privacy.ledger import Ledger
+    from fedtailor.simulation.noisy_sums import Releases
 
 _ATTEMPTS = 3
 """Attempts at a round in which too few uploads can be used, if every client was to train in one of
@@ -159,6 +161,7 @@ class RunServer:
         absences: Absences,
         device: torch.device,
         privacy: PrivacyOptions,
+        ledger: Ledger | None,
     ) -> None:
         self.algorithm = algorithm
         self.roster = roster
@@ -193,8 +196,15 @@ class RunServer:
                 population=roster.population,
                 most_examples=privacy.most_examples,
                 rare_classes=rare_classes(roster, privacy),
+                clip=privacy.clip if privacy.unit == "client" else 0.0,
             )
             self.fewest_uploads = max(self.fewest_uploads, privacy.smallest_sum)
+
+        self.releases: Releases | None = None
+        if privacy.unit == "client":
+            from fedtailor.simulation.noisy_sums import Releases
+
+            self.releases = Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
 
         # A draw of fewer clients could not succeed.
         fewest = max(schedule.participation.min_clients, self.fewest_uploads)
@@ -251,7 +261,11 @@ class RunServer:
         # Without this, the first upload that can be used is enough, and no client is left out
         # afterwards.
         hold = self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded))
-        reduction = Reduction(self.summed, tuple(report.cohort), self.fixed)
+        shared = self.broadcast(report.round, report.cohort)
+        bounds = None
+        if self.releases is not None:
+            bounds = self.releases.bounds(sent_values(shared, self.messages))
+        reduction = Reduction(self.summed, tuple(report.cohort), self.fixed, bounds)
         self.send_per_client(report.round, clients)
         request = TrainRequest(
             evaluate=schedule.evaluation_is_due(report.round, schedule.evaluate_every),
@@ -261,7 +275,7 @@ class RunServer:
         )
         return RoundAttempt(
             request=request,
-            shared=self.broadcast(report.round, report.cohort),
+            shared=shared,
             clients=clients,
             cohort=cohort,
             counting=counting,
@@ -331,6 +345,7 @@ class RunServer:
         if client in attempt.cohort:
             if num_bytes is None:
                 num_bytes = attempt.reduction.bytes_of(reply.upload, self.messages)
+                reply = reply._replace(upload=attempt.reduction.bounded(reply.upload))
             attempt.bytes_up += num_bytes
 
         attempt.add(client, reply)
@@ -436,7 +451,12 @@ class RunServer:
             return {}
 
         sent = sent_values(attempt.shared, self.messages)
-        received = {name: self._reduce(name, attempt, sent[name]) for name in self.uploaded}
+        received: Received
+        if self.releases is None:
+            received = {name: self._reduce(name, attempt, sent[name]) for name in self.uploaded}
+        else:
+            totals = {name: attempt.sums[name].total() for name in self.uploaded}
+            received = self.releases.release(report, totals, sent, self.seed)
         if self.optimizer is not None:
             received, moments = self.optimizer.step(self.state.server, received, self.state.moments)
             self.state = replace(self.state, moments=compact(moments))

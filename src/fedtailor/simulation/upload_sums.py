@@ -70,6 +70,7 @@ class UploadSums:
 
         # What is summed is taken out of the output, so that it is not sent too.
         num_bytes = self._reduction.bytes_of(output.upload, messages)
+        output = output._replace(upload=self._reduction.bounded(output.upload))
         entries, output = self._take_out(output)
         self._add_unless_alone(job.client, entries)
         return output._replace(num_bytes=num_bytes)

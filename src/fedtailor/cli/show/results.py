@@ -262,6 +262,10 @@ def warn(results: Sequence[Mapping[str, Any]]) -> None:
         sentence = chance_warning(result.get("chance", {}))
         if sentence:
             say(f"warning: {sentence}", style="yellow")
+        if "privacy" in result:
+            from fedtailor.privacy.claims import sentences
+
+            say(" ".join(sentences(result["privacy"])))
 
     affected = []
     for result in results:

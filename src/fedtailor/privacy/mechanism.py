@@ -1,0 +1,193 @@
+"""Differential privacy of whole clients: one bounded contribution each, and noise on their sum.
+
+For the cohort S of a round, drawn with rate q from N clients (McMahan et al., "Learning
+differentially private recurrent language models", ICLR 2018, with one joint bound)::
+
+    x_u = (change of every field / its scale), all fields in one vector
+    x_u = x_u min(1, C / |x_u|)
+    s   = sum of x_u over S + z C xi,   xi standard normal
+    new value = what was sent + scale s / (q N)
+
+Every client counts the same, whatever its number of examples: weights would raise the bound. The
+divisor q N is public, and does not depend on who came. A covariance counts with its Frobenius norm;
+afterwards it is made positive definite, with eigenvalues above the level of the noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtailor.core import rng, tree
+from fedtailor.core.devices import to_host
+from fedtailor.core.message import Each, Field, Mean, Messages, Received, Reduced, Sum, Upload
+from fedtailor.core.reduction import PartialSum
+
+_ROUNDING = 1e-6
+"""By how much contributions are shortened further, for the rounding of messages."""
+_LEAST_EIGENVALUE = 1e-3
+"""Of a covariance, as a share of the mean one."""
+
+Sent = Mapping[str, tree.Tree | None]
+"""What the server had sent in every field; None where it sent no such field."""
+
+
+@dataclass(frozen=True)
+class ClientMechanism:
+    """Bounds the upload of a client, and adds noise to the sum."""
+
+    messages: Messages
+    clip: float
+    """The bound of a contribution (C)."""
+    noise: float
+    """Standard deviation of the noise over the bound (z)."""
+    expected: float
+    """Clients of a round on average (q N)."""
+    scales: Mapping[str, float]
+    """By field: what its changes are divided by before they are bounded; 1 if it is missing."""
+
+    def bounded(self, upload: Upload, sent: Sent) -> Upload:
+        """Return the contribution of a sound upload, in the form of an upload."""
+        changes = {name: self._change(name, entry, sent[name]) for name, entry in upload.items()}
+        squares = [leaf.square().sum() for leaf in tree.leaves(changes)]
+        norm = torch.stack(squares).sum().sqrt()
+        factor = (self.clip * (1 - _ROUNDING) / norm.clamp(min=1e-30)).clamp(max=1.0)
+
+        def shorten(change: Tensor, like: Tensor) -> Tensor:
+            return (factor * change).to(like.dtype)
+
+        return {
+            name: Sum(tree.map(shorten, changes[name], entry.value))
+            for name, entry in upload.items()
+        }
+
+    def _change(self, name: str, entry: Mean | Sum | Each, sent: tree.Tree | None) -> tree.Tree:
+        """Return by how much a client wants to change a field, float64."""
+        scale = self.scales.get(name, 1.0)
+        if isinstance(entry, Mean) and sent is not None:
+            return tree.map(
+                lambda new, old: (new.double() - old.double()) / scale, entry.value, sent
+            )
+
+        mask = entry.mask if isinstance(entry, Sum) else ()
+        if isinstance(mask, Tensor):
+            rows = mask.double()
+            return tree.map(lambda leaf: leaf.double() * _over(rows, leaf) / scale, entry.value)
+        return tree.map(lambda leaf: leaf.double() / scale, entry.value)
+
+    def release(self, totals: Mapping[str, PartialSum], sent: Sent, key: rng.Key) -> Received:
+        """Return what the server receives: noisy sums, and means by the expected number of clients.
+
+        Args:
+            totals: the sums of contributions, float64.
+            sent: what the server had sent.
+            key: of the noise.
+        """
+        received = {}
+        for name, total in totals.items():
+            field = self.messages[name]
+            scale = self.scales.get(name, 1.0)
+            deviation = self.noise * self.clip
+
+            leaves = {}
+            for path, leaf in total.leaves.items():
+                drawn = _noise(field, key.fold(f"{name}/{path}"), tuple(leaf.shape))
+                leaves[path] = scale * (leaf + deviation * drawn)
+
+            received[name] = self._reduced(name, total, leaves, sent[name])
+        return received
+
+    def _reduced(
+        self,
+        name: str,
+        total: PartialSum,
+        noisy: Mapping[str, Tensor],
+        sent: tree.Tree | None,
+    ) -> Reduced:
+        field = self.messages[name]
+        old = {} if sent is None else tree.paths(sent)
+        is_mean = field.reduction == "mean"
+        divisor = self.expected if is_mean else 1.0
+        entry_noise = self.scales.get(name, 1.0) * self.noise * self.clip / divisor
+
+        values = []
+        for path, like in tree.paths(total.like).items():
+            value = noisy[path] / divisor
+            if is_mean and path in old:
+                value = value + old[path].double()
+            values.append(_repaired(value, field, entry_noise).to(like.dtype))
+
+        weight = torch.full((), self.expected, dtype=torch.float64)
+        return Reduced(tree.rebuild(total.like, iter(values)), weight)
+
+
+class Bounds(NamedTuple):
+    """What bounds the uploads of one round."""
+
+    mechanism: ClientMechanism
+    sent: Sent
+
+    def bounded(self, upload: Upload) -> Upload:
+        """Return the contribution of a sound upload."""
+        return self.mechanism.bounded(upload, self.sent)
+
+
+def digest_of(totals: Mapping[str, PartialSum]) -> str:
+    """Return the digest of sums, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name in sorted(totals):
+        for path, leaf in sorted(totals[name].leaves.items()):
+            digest.update(f"{name}/{path}".encode())
+            host = to_host(leaf, "the digest of a sum before noise")
+            digest.update(host.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _over(rows: Tensor, leaf: Tensor) -> Tensor:
+    """Shape a mask of rows so that it broadcasts over a leaf."""
+    return rows.reshape(rows.shape + (1,) * (leaf.dim() - rows.dim()))
+
+
+def _noise(field: Field, key: rng.Key, shape: tuple[int, ...]) -> Tensor:
+    """Return standard normal numbers, float64; for a covariance, symmetric ones.
+
+    A covariance is released as its upper triangle, off-diagonal entries times the root of 2, so
+    that the norm of what is released is that of Frobenius.
+    """
+    drawn = rng.normal(key, shape).double()
+    if field.kind != "covariance":
+        return drawn
+
+    diagonal = torch.diag_embed(torch.diagonal(drawn, dim1=-2, dim2=-1))
+    above = torch.triu(drawn, diagonal=1) / math.sqrt(2)
+    return diagonal + above + above.mT
+
+
+def _repaired(value: Tensor, field: Field, entry_noise: float) -> Tensor:
+    """Return a noisy value as one that its field allows."""
+    if field.kind == "covariance":
+        return _positive_definite(value, entry_noise)
+    if field.kind == "counts":
+        value = value.round().clamp(min=0.0)
+    return value.clamp(min=field.low, max=field.high)
+
+
+def _positive_definite(matrices: Tensor, entry_noise: float) -> Tensor:
+    """Return symmetric matrices with eigenvalues above the level of the noise.
+
+    The largest eigenvalue of a symmetric matrix of noise is about twice the deviation of its
+    entries, which is entry_noise / sqrt(2), times the root of its size.
+    """
+    values, vectors = torch.linalg.eigh((matrices + matrices.mT) / 2)
+    size = matrices.shape[-1]
+    mean = values.mean(-1, keepdim=True).clamp(min=0.0)
+    floor = torch.clamp(_LEAST_EIGENVALUE * mean, min=2 * entry_noise * math.sqrt(size))
+    floored = torch.maximum(values, floor.clamp(min=1e-12))
+    repaired: Tensor = (vectors * floored.unsqueeze(-2)) @ vectors.mT
+    return repaired

@@ -1,0 +1,40 @@
+"""``fedtailor privacy plan``: noise for a budget, a budget for a noise, and wrong values."""
+
+import json
+
+import pytest
+
+from fedtailor.cli.main import main
+from fedtailor.privacy.accountant import Release, epsilon_of
+
+
+def plan(capsys, *options):
+    assert main(["privacy", "plan", "--json", *options]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_noise_for_a_budget(capsys):
+    record = plan(capsys, "--rounds", "30", "--set", "privacy.epsilon=8")
+    (row,) = record["plans"]
+    assert row["noise"] == pytest.approx(3.29, abs=0.01)
+    assert 7.99 < row["epsilon"] <= 8
+    assert row["epsilon_known_cohort"] == row["epsilon"]
+
+
+def test_the_budget_for_a_noise_where_clients_are_drawn(capsys):
+    record = plan(capsys, "--rounds", "20", "--participation", "0.3", "--set", "privacy.noise=2.5")
+    (row,) = record["plans"]
+    releases = [Release(2.5, 0.3, 19), Release(2.5, 1.0, 1)]  # all take part in the last round
+    assert row["epsilon"] == pytest.approx(epsilon_of(1e-5, releases))
+    assert row["epsilon_known_cohort"] > row["epsilon"]
+
+
+def test_without_a_budget_there_is_a_line_for_usual_ones(capsys):
+    assert main(["privacy", "plan", "--rounds", "10"]) == 0
+    text = capsys.readouterr().out
+    assert [f"epsilon {budget}.00" in text for budget in (8, 4, 2, 1)] == [True] * 4
+
+
+def test_a_budget_below_zero_is_named(capsys):
+    assert main(["privacy", "plan", "--set", "privacy.epsilon=-1"]) == 3
+    assert "privacy.epsilon must be >= 0" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""The ledger: every release once, whole lines only, and nothing used before it is written."""
+
+import pytest
+
+from fedtailor.core.errors import DataError, RunError
+from fedtailor.privacy import ledger as module
+from fedtailor.privacy.accountant import Release, epsilon_of
+from fedtailor.privacy.ledger import Entry, Ledger
+
+
+def entry(round, digest="", rate=1.0, cohort=(0, 1), noise=2.0):
+    return Entry(round, 0, noise, rate, 1.0, cohort, digest or f"{round:064x}")
+
+
+def test_releases_are_on_disk_and_read_again(tmp_path):
+    path = tmp_path / "privacy.jsonl"
+    ledger = Ledger(path)
+    ledger.add(entry(1))
+    ledger.add(entry(2))
+
+    assert Ledger(path).entries == [entry(1), entry(2)]
+    assert not Ledger(tmp_path / "other.jsonl").entries
+
+
+def test_a_round_that_is_run_again_is_counted_once(tmp_path):
+    path = tmp_path / "privacy.jsonl"
+    Ledger(path).add(entry(1))
+    again = Ledger(path)
+    again.add(entry(1))
+    again.add(entry(1, digest="f" * 64))  # another sum of the same round
+
+    assert len(path.read_text().splitlines()) == 2
+    assert again.spent(1e-5).epsilon == pytest.approx(epsilon_of(1e-5, [Release(2.0, 1.0, 2)]))
+
+
+@pytest.mark.parametrize("kept", [1, 20, -1])
+def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path, kept):
+    path = tmp_path / "privacy.jsonl"
+    Ledger(path).add(entry(1))
+    whole = path.read_bytes()
+    Ledger(path).add(entry(2))
+    second = path.read_bytes()[len(whole) :]
+    path.write_bytes(whole + second[:kept])
+
+    ledger = Ledger(path)
+    ledger.add(entry(2))
+
+    assert path.read_bytes() == whole + second
+    assert Ledger(path).entries == [entry(1), entry(2)]
+
+
+def test_a_line_that_is_none_is_named(tmp_path):
+    path = tmp_path / "privacy.jsonl"
+    path.write_text('{"round": 1}\n')
+    with pytest.raises(DataError, match="line 1 is not a release of a noisy sum"):
+        Ledger(path)
+
+
+def test_a_release_that_cannot_be_written_is_not_counted(tmp_path, monkeypatch):
+    def no_space(path, records):
+        raise RunError("no space is left.")
+
+    monkeypatch.setattr(module, "append_lines", no_space)
+    ledger = Ledger(tmp_path / "privacy.jsonl")
+    with pytest.raises(RunError, match="no space"):
+        ledger.add(entry(1))
+    assert not ledger.entries
+
+
+def test_known_cohorts_count_the_rounds_of_the_busiest_client():
+    ledger = Ledger()
+    for number, cohort in enumerate([(0, 1), (0, 2), (0,)]):
+        ledger.add(entry(number, rate=0.3, cohort=cohort))
+
+    spent = ledger.spent(1e-5)
+    assert spent.epsilon == pytest.approx(epsilon_of(1e-5, [Release(2.0, 0.3, 3)]))
+    assert spent.epsilon_known_cohort == pytest.approx(epsilon_of(1e-5, [Release(2.0, 1.0, 3)]))
+    assert spent.epsilon < spent.epsilon_known_cohort

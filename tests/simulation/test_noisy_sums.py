@@ -1,0 +1,158 @@
+"""Runs whose clients are protected as wholes: the same bits anywhere, a ledger that survives, a
+budget that ends a run, and refusals."""
+
+import pytest
+import torch
+
+import fedtailor as ft
+from contract.cases import build, small_federation
+from fedtailor.core import tree
+from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.core.schedule import Participation, Schedule
+from fedtailor.privacy.accountant import Release, epsilon_of
+from fedtailor.privacy.ledger import Ledger
+from fedtailor.privacy.options import PrivacyOptions
+from fedtailor.privacy.plan import planned
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.rounds import simulate
+from finished_runs import assert_same_reports
+from simulation.in_places import InPlaces
+
+NOISY = PrivacyOptions(unit="client", noise=0.5, clip=1.0)
+
+
+def reports(name, engine=None, privacy=NOISY, ledger=None, **options):
+    schedule = Schedule(**{"rounds": 2, "evaluate_every": 1, "personalized_every": 1, **options})
+    runs = simulate(
+        build(name),
+        small_federation("mlp"),
+        engine or Reference(),
+        schedule,
+        seed=3,
+        privacy=privacy,
+        ledger=ledger,
+    )
+    return list(runs)
+
+
+def server_of(runs):
+    return tree.paths(runs[-1].state.server)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfedfda", "fedrep", "fedcgs"])
+def test_places_have_the_bits_of_a_loop(name):
+    expected = reports(name)
+    for places in (1, 3):
+        assert_same_reports(reports(name, InPlaces(places)), expected)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedfda"])
+def test_noise_on_secure_sums_is_that_on_sums_of_floats(name):
+    plain = server_of(reports(name))
+    secure = PrivacyOptions(unit="client", noise=0.5, clip=1.0, secure_sums=True, smallest_sum=2)
+    for path, tensor in server_of(reports(name, privacy=secure)).items():
+        torch.testing.assert_close(tensor, plain[path], rtol=1e-4, atol=1e-5)
+
+
+def test_without_noise_a_wide_bound_changes_the_server_little():
+    # Equal weights and a fixed divisor, so a method whose weights are equal is the same.
+    wide = PrivacyOptions(unit="client", noise=1e-13, clip=1e6)
+    exact = server_of(reports("feddyn", privacy=PrivacyOptions()))
+    for path, tensor in server_of(reports("feddyn", privacy=wide)).items():
+        torch.testing.assert_close(tensor, exact[path], rtol=1e-3, atol=1e-3)
+
+
+def test_records_hold_what_the_accountant_says():
+    (first, second) = reports("fedavg", participation=Participation(plan="all"))
+    one = epsilon_of(1e-5, [Release(0.5, 1.0, 1)])
+    two = epsilon_of(1e-5, [Release(0.5, 1.0, 2)])
+    assert first.privacy["epsilon"] == pytest.approx(one)
+    assert second.privacy["epsilon"] == pytest.approx(two)
+
+
+def test_a_budget_that_earlier_releases_have_used_up_ends_the_run():
+    privacy = PrivacyOptions(unit="client", epsilon=10.0, clip=1.0)
+    ledger = Ledger()
+    reports("fedavg", privacy=privacy, ledger=ledger)
+    assert ledger.spent(1e-5).epsilon <= 10.0
+
+    with pytest.raises(RunError, match=r"privacy\.epsilon = 10 is used up after 0 of 2 rounds"):
+        reports("scaffold", privacy=privacy, ledger=ledger)
+
+
+def test_a_resumed_run_counts_no_release_twice(tmp_path):
+    values = {
+        "data": {"clients": 4},
+        "algorithm": {"name": "fedavg"},
+        "federation": {"rounds": 4},
+        "checkpoint": {"every": 3},
+        "evaluation": {"baselines": "none"},
+        "privacy": {"unit": "client", "noise": 2.0},
+    }
+
+    class Stop(Exception):
+        pass
+
+    from fedtailor.experiment.tracking import RunProgress
+
+    class Interrupting(RunProgress):
+        def round(self, record):
+            if record["round"] == 2:
+                raise Stop
+
+    config = ft.make_config(values)
+    whole = ft.run(config, out=tmp_path / "whole")
+    with pytest.raises(Stop):
+        ft.run(config, out=tmp_path / "twice", progress=Interrupting())
+    resumed = ft.run(config, out=tmp_path / "twice")
+
+    ledger = (tmp_path / "twice" / "privacy.jsonl").read_bytes()
+    assert ledger == (tmp_path / "whole" / "privacy.jsonl").read_bytes()
+    assert len(ledger.splitlines()) == 4
+    assert resumed["privacy"] == whole["privacy"]
+    assert resumed["metrics"] == whole["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("local", "sends nothing to the server"),
+        ("fedpac", "shows the server what single clients send"),
+        ("fedproto", "weighs 'prototypes' by numbers of its clients"),
+        ("pfedvem", "weighs 'head' by numbers of its clients"),
+    ],
+)
+def test_methods_that_cannot_be_protected_are_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        reports(name)
+
+
+def test_scales_of_unknown_fields_are_refused():
+    privacy = PrivacyOptions(unit="client", noise=1.0, scales={"modle": 2.0})
+    with pytest.raises(ConfigError, match="did you mean 'model'"):
+        reports("fedavg", privacy=privacy)
+
+
+def test_options_that_look_at_single_clients_are_refused():
+    with pytest.raises(ConfigError, match=r"federation\.robust"):
+        reports("fedavg", robust="median")
+    with pytest.raises(ConfigError, match="look at scores"):
+        NOISY.check(Schedule(patience=2, personalized_every=1), num_trainable=10)
+
+
+def test_noise_or_a_budget_is_needed():
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon must be above 0"):
+        PrivacyOptions(unit="client")
+
+
+def test_only_independent_draws_hide_who_takes_part():
+    def plan(**options):
+        return planned(Schedule(rounds=5, participation=Participation(**options)))
+
+    assert plan(plan="all") == [(1.0, 5)]
+    assert plan(plan="fixed", count=2) == [(1.0, 5)]
+    assert plan(plan="bernoulli", probability=0.3, full_last_round=False) == [(0.3, 5)]
+    assert plan(plan="bernoulli", probability=0.3, full_last_round=True) == [(0.3, 4), (1.0, 1)]
+    assert plan(plan="bernoulli", probability=0.3, min_clients=2, full_last_round=False) == [
+        (1.0, 5)
+    ]
