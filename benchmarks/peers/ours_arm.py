@@ -25,6 +25,7 @@ class Watched:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.name = engine.name
+        self.smallest_group = engine.smallest_group
         self.sent: Any = None
 
     def begin_run(self) -> None:
