@@ -29,7 +29,10 @@ audit_app = make_app()
 
 @audit_app.callback(invoke_without_command=True, add_help_option=False)
 def _root(context: typer.Context, help_: Help = False) -> None:
-    """Measure what an attacker can tell from models. An audit finds leaks; it proves nothing."""
+    """Measure what an attacker can tell from the models of a run.
+
+    An audit finds leaks; it proves nothing.
+    """
     show_help(context, help_)
 
 

@@ -30,7 +30,7 @@ privacy_app = make_app()
 
 @privacy_app.callback(invoke_without_command=True, add_help_option=False)
 def _root(context: typer.Context, help_: Help = False) -> None:
-    """Say what noise promises, before a run is made."""
+    """Say which noise a budget needs, before a run is made."""
     show_help(context, help_)
 
 
