@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.fixed_point import make_fixed_point, masked_bytes
+from fedtailor.core.fixed_point import make_fixed_point
 from fedtailor.core.message import Field, Mean, Sum
 from fedtailor.core.reduction import FieldSum
 
@@ -122,13 +122,13 @@ def test_too_many_clients_for_the_ring_are_refused() -> None:
         make_fixed_point({"model": MODEL}, population=10**6, most_examples=2**20)
 
 
-def test_bytes_count_all_rows_and_every_weight_once() -> None:
-    means = Field(kind="class_means", shapes=(3, 2), weight="class_counts")
-    covariance = Field(kind="covariance", shapes=(4, 4))
-    messages = {"model": MODEL, "means": means, "covariance": covariance}
+def test_weights_of_more_axes_than_declared_are_named() -> None:
+    models = Field(kind="model", shapes=(3, 2), weight="own")
+    point = make_fixed_point({"models": models}, population=3, most_examples=100)
 
-    # 4 + 6 + 10 values, one number of examples, three counts of classes.
-    assert masked_bytes(messages) == 8 * (20 + 1 + 3)
+    problem = point.problem_with({"models": Mean(torch.zeros(3, 2), torch.ones(3))})
+
+    assert str(problem) == ("field 'models': a weight with 1 axes, declared with weight_axes = 0")
 
 
 def _reduced(entries, field):

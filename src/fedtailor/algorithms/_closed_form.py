@@ -178,13 +178,15 @@ def sum_fields(num_classes: int, d: int, squares: class_sums.Squares) -> dict[st
     """Declare the sums over a client's examples."""
     # Sums grow with the examples of a client, sums of squares also with the scale of features.
     field = partial(ft.Field, reduction="sum", down=False)
+    by_class = partial(field, weight_axes=1)
     fields = {
-        "counts": field(kind="counts", shapes=(num_classes,), bound=2.0**20),
-        "sums": field(kind="statistics", shapes=(num_classes, d), bound=2.0**24),
+        "counts": by_class(kind="counts", shapes=(num_classes,), bound=2.0**20),
+        "sums": by_class(kind="statistics", shapes=(num_classes, d), bound=2.0**24),
     }
     if squares != "none":
         shape = class_sums.squares_shape(squares, num_classes, d)
-        fields["squares"] = field(kind="statistics", shapes=shape, bound=2.0**28)
+        declare = by_class if len(shape) == 2 else field
+        fields["squares"] = declare(kind="statistics", shapes=shape, bound=2.0**28)
     return fields
 
 

@@ -159,7 +159,13 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         """Declare body and class Gaussians."""
         shape = (task.num_classes, self.latent_dim)
         received = partial(
-            ft.Field, kind="statistics", shapes=shape, reduction="sum", down=False, bound=2.0**34
+            ft.Field,
+            kind="statistics",
+            shapes=shape,
+            reduction="sum",
+            down=False,
+            bound=2.0**34,
+            weight_axes=1,
         )
         # classes go down as means and deviations, up as sums that can be added
         statistics = {

@@ -94,7 +94,8 @@ class IFCA(ft.Algorithm[ServerState, tuple[()], Chosen]):
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the models, stacked."""
         shapes = stacked_shapes(task, self.clusters)
-        return {"models": ft.Field(kind="model", shapes=shapes, weight="own", rows=1)}
+        field = ft.Field(kind="model", shapes=shapes, weight="own", weight_axes=1, rows=1)
+        return {"models": field}
 
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from independent initializations, of which the first is the common one."""

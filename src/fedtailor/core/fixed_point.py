@@ -26,15 +26,16 @@ from fedtailor.core.devices import to_host
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Each, Field, Mean, Messages, Sum, Upload
 from fedtailor.core.upload_checks import Problem
+from fedtailor.core.upload_layout import layout_of, shape_of_weight, triangle, with_both_halves
 
+_RING_BYTES = 8
+"""Of one whole number."""
 _RING_BITS = 62
 """Bits of a sum without its sign, and one to spare."""
 _FEWEST_BITS = 16
 """Fraction bits below which values would become too coarse."""
 _CONFIDENCE_BITS = 30
 """Fraction bits of weights that are no whole numbers, at most."""
-_BYTES = 8
-"""Of one number of the ring."""
 
 
 class FixedField(NamedTuple):
@@ -50,6 +51,10 @@ class FixedField(NamedTuple):
     """Largest weight of one client."""
     rare_classes: tuple[int, ...] = ()
     """Classes of too few clients, whose weights are left out of sums by class."""
+    weight_axes: int = 0
+    """Axes of a weight or a mask, at most."""
+    is_symmetric: bool = False
+    """Whether values are symmetric matrices: their upper triangles count."""
 
     def sent_weight(self, weight: Tensor) -> Tensor:
         """Return a weight in which rare classes count nothing. It stays as it is."""
@@ -62,7 +67,8 @@ class FixedField(NamedTuple):
 
     def encode_value(self, value: Tensor) -> Tensor:
         """Return a value times its weight as whole numbers, int64."""
-        return _encode(value, self.value_bits)
+        numbers = _encode(value, self.value_bits)
+        return with_both_halves(triangle(numbers), value.shape) if self.is_symmetric else numbers
 
     def encode_weight(self, weight: Tensor) -> Tensor:
         """Return a weight as whole numbers, int64."""
@@ -82,9 +88,26 @@ class FixedPoint(NamedTuple):
 
     fields: Mapping[str, FixedField]
     """By the name of every field that is uploaded."""
+    entries: int
+    """How many whole numbers an upload becomes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of an upload: of all rows, and every weight once."""
+        return _RING_BYTES * self.entries
 
     def problem_with(self, upload: Upload) -> Problem | None:
-        """Return the first number of an upload that is beyond the bound of its field, or None."""
+        """Return the first number of an upload that is beyond the bound of its field, or None.
+
+        The vector of an upload also has no place for weights with more axes than declared.
+        """
+        for name, entry in upload.items():
+            axes = _weight_axes(entry)
+            most = self.fields[name].weight_axes
+            if axes > most:
+                text = f"a weight with {axes} axes, declared with weight_axes = {most}"
+                return Problem("weight", name, text)
+
         ends = {name: _largest(entry) for name, entry in upload.items()}
         ends = to_host(ends, "the range of an upload")
         for name, (value, weight) in ends.items():
@@ -132,7 +155,7 @@ def make_fixed_point(
             field = replace(field, reduction="sum", bound=clip)
         if field.reduction in ("mean", "sum"):
             fields[name] = _fixed_field(name, field, population, most_examples, rare_classes)
-    return FixedPoint(fields)
+    return FixedPoint(fields, layout_of(messages).entries)
 
 
 def _fixed_field(
@@ -161,24 +184,9 @@ def _fixed_field(
         bound=field.bound,
         most_weight=most_weight,
         rare_classes=tuple(rare_classes) if by_class else (),
+        weight_axes=len(shape_of_weight(field)),
+        is_symmetric=field.kind == "covariance",
     )
-
-
-def masked_bytes(messages: Messages) -> int:
-    """Return the bytes of an upload in secure sums: of all rows, and every weight once."""
-    numbers = 0
-    weights: set[str] = set()
-    for name, field in messages.items():
-        if field.reduction not in ("mean", "sum"):
-            continue
-
-        numbers += field.scalars()
-        if field.reduction == "mean" and field.weight != "equal":
-            weights.add(name if field.weight == "own" else field.weight)
-        if field.weight == "class_counts" and field.reduction == "mean":
-            numbers += next(iter(field.leaf_shapes().values()))[0] - 1
-
-    return _BYTES * (numbers + len(weights))
 
 
 def _bits(largest: float) -> int:
@@ -192,6 +200,13 @@ def _encode(numbers: Tensor, bits: int) -> Tensor:
 
 def _decode(total: Tensor, bits: int) -> Tensor:
     return total.to(torch.float64) * 2.0**-bits
+
+
+def _weight_axes(entry: Mean | Sum | Each) -> int:
+    """Return the number of axes of the weight or mask of an entry."""
+    if isinstance(entry, Mean):
+        return entry.weight.dim()
+    return entry.mask.dim() if isinstance(entry, Sum) and isinstance(entry.mask, Tensor) else 0
 
 
 def _largest(entry: Mean | Sum | Each) -> tuple[Tensor, Tensor]:

@@ -80,6 +80,8 @@ class Field:
     """Largest absolute value of an entry in secure sums."""
     weight_bound: float = 2.0**20
     """Largest weight of kind ``own`` in secure sums."""
+    weight_axes: int = 0
+    """Leading axes of a weight of kind ``own``, or of the mask of a sum, in secure sums."""
 
     def leaf_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every leaf by path."""

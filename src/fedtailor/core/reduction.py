@@ -239,7 +239,7 @@ class FieldSum(ArrivingSum[PartialSum]):
             KeyError: the client is not expected, or not any more.
         """
         if not isinstance(part, PartialSum):
-            part = _weighted(part) if self._fixed is None else _encoded(part, self._fixed)
+            part = _weighted(part) if self._fixed is None else encoded(part, self._fixed)
         super().add(client, part)
 
     def total(self) -> PartialSum:
@@ -295,8 +295,8 @@ def _weighted(entry: Mean | Sum) -> PartialSum:
     return PartialSum(isinstance(entry, Mean), like, factor, weighted)
 
 
-def _encoded(entry: Mean | Sum, fixed: FixedField) -> PartialSum:
-    """Return what one client sent as a sum of whole numbers."""
+def encoded(entry: Mean | Sum, fixed: FixedField) -> PartialSum:
+    """Return what one client sends as a sum of whole numbers."""
     factor = torch.ones((), dtype=torch.float64)
     if isinstance(entry, Mean):
         factor = fixed.sent_weight(entry.weight.to(torch.float64))
@@ -368,11 +368,7 @@ class Reduction(NamedTuple):
         """Return the bytes of a sound upload on its way into the sums."""
         if self.fixed is None:
             return upload_bytes(upload, messages)
-
-        # Most runs have no secure sums, and do not import this.
-        from fedtailor.core.fixed_point import masked_bytes
-
-        return masked_bytes(messages)
+        return self.fixed.num_bytes
 
 
 def reduce_field(entries: Mapping[int, Mean | Sum | Each]) -> Reduced:

@@ -28,6 +28,7 @@ from fedtailor.core import tree
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.message import Each, Field, Mean, Messages, Sum, Upload, sent_rows
 from fedtailor.core.upload_checks import problem_with
+from fedtailor.core.upload_layout import triangle, with_both_halves
 
 VALUE_PROBLEMS = ("not finite", "range", "covariance")
 """Kinds of problems with values. Such an upload can travel, and the server refuses it as a
@@ -226,7 +227,7 @@ def _weight_key(name: str, field: Field) -> str:
 def _packed_leaf(leaf: Tensor, sent: Tensor, field: Field) -> Tensor:
     """Return the rows of a leaf that are sent, along one axis; the leaf itself if all are."""
     rows = leaf if bool(sent.all()) else leaf[sent].contiguous()
-    return _triangle(rows) if field.kind == "covariance" and _are_symmetric(rows) else rows
+    return triangle(rows) if field.kind == "covariance" and _are_symmetric(rows) else rows
 
 
 def _to_bits(rows: Tensor) -> Tensor:
@@ -268,13 +269,7 @@ def _packed_matrices(leaf: Tensor) -> Tensor:
     """Return the triangles of matrices that come back as they are, with their place in memory."""
     # Sums depend on the order in memory, which a triangle loses.
     plain = torch.empty(leaf.shape, device="meta").stride()
-    return _triangle(leaf) if leaf.stride() == plain and _are_symmetric(leaf) else leaf
-
-
-def _triangle(matrices: Tensor) -> Tensor:
-    """Return the upper triangles of matrices (..., d, d), row by row, (..., d (d + 1) / 2)."""
-    rows, columns = torch.triu_indices(matrices.shape[-1], matrices.shape[-1])
-    return matrices[..., rows, columns].contiguous()
+    return triangle(leaf) if leaf.stride() == plain and _are_symmetric(leaf) else leaf
 
 
 def _with_both_halves(leaf: Tensor, *shapes: tuple[int, ...]) -> Tensor:
@@ -282,9 +277,5 @@ def _with_both_halves(leaf: Tensor, *shapes: tuple[int, ...]) -> Tensor:
     for shape in filter(None, shapes):
         *leading, size, _ = shape
         if leaf.shape == (*leading, size * (size + 1) // 2):
-            rows, columns = torch.triu_indices(size, size)
-            matrices = torch.empty((*leading, size, size), dtype=leaf.dtype)
-            matrices[..., rows, columns] = leaf
-            matrices[..., columns, rows] = leaf
-            return matrices
+            return with_both_halves(leaf, shape)
     return leaf
