@@ -5,11 +5,11 @@ import pytest
 from fedtailor.core.errors import DataError, RunError
 from fedtailor.privacy import ledger as module
 from fedtailor.privacy.accountant import Release, epsilon_of
-from fedtailor.privacy.ledger import Entry, Ledger
+from fedtailor.privacy.ledger import Ledger, LedgerEntry
 
 
 def entry(round, digest="", rate=1.0, cohort=(0, 1), noise=2.0):
-    return Entry(round, 0, noise, rate, 1.0, cohort, digest or f"{round:064x}")
+    return LedgerEntry(round, 0, noise, rate, 1.0, cohort, digest or f"{round:064x}")
 
 
 def test_releases_are_on_disk_and_read_again(tmp_path):

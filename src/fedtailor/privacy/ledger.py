@@ -19,7 +19,7 @@ from fedtailor.core.reading import UNEXPECTED, open_regular
 LEDGER_FILE = "privacy.jsonl"
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """One release."""
 
     round: int
@@ -58,11 +58,11 @@ class Ledger:
             DataError: the file cannot be read, or is no ledger.
         """
         self._path = path
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         if path is not None and path.exists():
             self.entries = _read(path)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LedgerEntry) -> None:
         """Write a release, unless it is known already. Only then may its noisy sum be used.
 
         Raises:
@@ -74,7 +74,7 @@ class Ledger:
             append_lines(self._path, [entry._asdict()])
         self.entries.append(entry)
 
-    def spent(self, delta: float, also: Sequence[Entry] = ()) -> Spent:
+    def spent(self, delta: float, also: Sequence[LedgerEntry] = ()) -> Spent:
         """Return what the releases tell.
 
         Args:
@@ -105,7 +105,7 @@ class Ledger:
         return Spent(epsilon_of(delta, releases), largest)
 
 
-def _read(path: Path) -> list[Entry]:
+def _read(path: Path) -> list[LedgerEntry]:
     """Read a ledger; what a kill left of a line that was never whole is cut off."""
     with open_regular(path) as file:
         content = file.read()
@@ -119,7 +119,7 @@ def _read(path: Path) -> list[Entry]:
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             values: dict[str, Any] = json.loads(line)
-            entry = Entry(**values)
+            entry = LedgerEntry(**values)
             entries.append(entry._replace(cohort=tuple(entry.cohort)))
         except UNEXPECTED as error:
             message = f"line {number} is not a release of a noisy sum"

@@ -40,7 +40,7 @@ Sent = Mapping[str, tree.Tree | None]
 
 @dataclass(frozen=True)
 class ClientMechanism:
-    """Bounds the upload of a client, and adds noise to the sum."""
+    """ClientBounds the upload of a client, and adds noise to the sum."""
 
     messages: Messages
     clip: float
@@ -127,7 +127,7 @@ class ClientMechanism:
         return Reduced(tree.rebuild(total.like, iter(values)), weight)
 
 
-class Bounds(NamedTuple):
+class ClientBounds(NamedTuple):
     """What bounds the uploads of one round."""
 
     mechanism: ClientMechanism

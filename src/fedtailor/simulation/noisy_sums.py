@@ -9,8 +9,8 @@ from fedtailor.core.errors import RunError
 from fedtailor.core.message import Messages, Received
 from fedtailor.core.reduction import PartialSum
 from fedtailor.core.schedule import Schedule
-from fedtailor.privacy.ledger import Entry, Ledger
-from fedtailor.privacy.mechanism import Bounds, ClientMechanism, Sent, digest_of
+from fedtailor.privacy.ledger import Ledger, LedgerEntry
+from fedtailor.privacy.mechanism import ClientBounds, ClientMechanism, Sent, digest_of
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.privacy.plan import noise_of, rate_of
 from fedtailor.simulation.report import RoundReport
@@ -47,9 +47,9 @@ class Releases:
             scales=privacy.scales,
         )
 
-    def bounds(self, sent: Sent) -> Bounds:
+    def bounds(self, sent: Sent) -> ClientBounds:
         """Return what bounds the uploads of a round, in which the server has sent some values."""
-        return Bounds(self.mechanism, sent)
+        return ClientBounds(self.mechanism, sent)
 
     def release(
         self, report: RoundReport, totals: Mapping[str, PartialSum], sent: Sent, seed: int
@@ -60,7 +60,7 @@ class Releases:
             RunError: they would tell more than the budget allows, or the ledger cannot be written.
         """
         privacy = self._privacy
-        entry = Entry(
+        entry = LedgerEntry(
             round=report.round,
             attempt=report.attempt,
             noise=self.mechanism.noise,
