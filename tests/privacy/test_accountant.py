@@ -40,7 +40,7 @@ def test_releases_of_two_rates_add_up():
     assert epsilon_of(1e-5, releases) == pytest.approx(6.87777, abs=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(noise=st.floats(0.7, 5), rate=st.floats(0.01, 0.9), count=STEPS)
 def test_less_noise_more_clients_and_more_releases_tell_more(noise, rate, count):
     epsilon = epsilon_of(1e-5, [Release(noise, rate, count)])
