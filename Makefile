@@ -46,7 +46,7 @@ flower: $(FLOWER)/.installed
 # exchanges on features of a frozen encoder
 demo-sites: $(FLOWER)/.installed
 	$(FLOWER)/bin/fedtailor deploy demo
-	PYTHONPATH=examples $(FLOWER)/bin/fedtailor deploy demo --encoder edges:encoder
+	PYTHONPATH=$(CURDIR)/examples $(FLOWER)/bin/fedtailor deploy demo --encoder edges:encoder
 
 # real processes over Flower with TLS and node keys: first that a run has the bits of a simulation
 test-sites: $(FLOWER)/.installed
