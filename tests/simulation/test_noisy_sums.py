@@ -12,7 +12,7 @@ from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.privacy.accountant import Release, epsilon_of
 from fedtailor.privacy.ledger import Ledger
 from fedtailor.privacy.options import PrivacyOptions
-from fedtailor.privacy.plan import planned
+from fedtailor.privacy.plan import expected_clients, planned
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
 from finished_runs import assert_same_reports
@@ -156,3 +156,18 @@ def test_only_independent_draws_hide_who_takes_part():
     assert plan(plan="bernoulli", probability=0.3, min_clients=2, full_last_round=False) == [
         (1.0, 5)
     ]
+
+
+def test_means_of_a_full_last_round_are_over_all_clients():
+    drawn = Participation(plan="bernoulli", probability=0.3, full_last_round=True)
+    schedule = Schedule(rounds=5, participation=drawn)
+    assert [expected_clients(schedule, round, 20) for round in (1, 4, 5)] == [6.0, 6.0, 20.0]
+
+    # One round, and so a full one: the mean is that of a run in which all take part.
+    wide = PrivacyOptions(unit="client", noise=1e-13, clip=1e6)
+    everybody = Participation(plan="all")
+    expected = server_of(reports("feddyn", privacy=wide, rounds=1, participation=everybody))
+    for path, tensor in server_of(
+        reports("feddyn", privacy=wide, rounds=1, participation=drawn)
+    ).items():
+        torch.testing.assert_close(tensor, expected[path], rtol=1e-5, atol=1e-5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedtailor.core.schedule import Schedule
-from fedtailor.privacy.accountant import Release, epsilon_of, noise_for
+from fedtailor.privacy.accountant import noise_for
 from fedtailor.privacy.options import PrivacyOptions
 
 
@@ -14,10 +14,20 @@ def rate_of(schedule: Schedule, round: int) -> float:
     until it is large enough, count as if everybody were there.
     """
     participation = schedule.participation
-    is_full = round == schedule.rounds and participation.full_last_round
-    if participation.plan != "bernoulli" or participation.min_clients > 1 or is_full:
+    if participation.plan != "bernoulli" or participation.min_clients > 1:
         return 1.0
-    return participation.probability
+    return 1.0 if _is_full(schedule, round) else participation.probability
+
+
+def expected_clients(schedule: Schedule, round: int, num_trainable: int) -> float:
+    """Return how many of the clients that can train take part in a round, on average."""
+    if _is_full(schedule, round):
+        return float(num_trainable)
+    return max(1.0, schedule.participation.share(num_trainable) * num_trainable)
+
+
+def _is_full(schedule: Schedule, round: int) -> bool:
+    return round == schedule.rounds and schedule.participation.full_last_round
 
 
 def planned(schedule: Schedule) -> list[tuple[float, int]]:
@@ -31,11 +41,3 @@ def noise_of(privacy: PrivacyOptions, schedule: Schedule) -> float:
     if privacy.noise:
         return privacy.noise
     return noise_for(privacy.epsilon, privacy.delta, planned(schedule))
-
-
-def epsilons_of(privacy: PrivacyOptions, schedule: Schedule) -> tuple[float, float]:
-    """Return epsilon of a whole run: as planned, and for those who know who takes part."""
-    noise = noise_of(privacy, schedule)
-    releases = [Release(noise, rate, times) for rate, times in planned(schedule)]
-    known = [Release(noise, 1.0, schedule.rounds)]
-    return epsilon_of(privacy.delta, releases), epsilon_of(privacy.delta, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fedtailor.core import rng
 from fedtailor.core.errors import RunError
@@ -12,7 +13,7 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.privacy.ledger import Ledger, LedgerEntry
 from fedtailor.privacy.mechanism import ClientBounds, ClientMechanism, Sent, digest_of
 from fedtailor.privacy.options import PrivacyOptions
-from fedtailor.privacy.plan import noise_of, rate_of
+from fedtailor.privacy.plan import expected_clients, noise_of, rate_of
 from fedtailor.simulation.report import RoundReport
 
 
@@ -38,12 +39,13 @@ class Releases:
         """
         self._privacy = privacy
         self._schedule = schedule
+        self._num_trainable = num_trainable
         self._ledger = ledger if ledger is not None else Ledger()
         self.mechanism = ClientMechanism(
             messages=messages,
             clip=privacy.clip,
             noise=noise_of(privacy, schedule),
-            expected=max(1.0, schedule.participation.share(num_trainable) * num_trainable),
+            expected=expected_clients(schedule, 1, num_trainable),
             scales=privacy.scales,
         )
 
@@ -83,4 +85,6 @@ class Releases:
         self._ledger.add(entry)
         report.privacy = {"unit": "client", "delta": privacy.delta, **spent._asdict()}
         key = rng.new_key(seed, round=report.round, purpose=f"privacy/attempt/{report.attempt}")
-        return self.mechanism.release(totals, sent, key)
+        # All take part in a full last round.
+        expected = expected_clients(self._schedule, report.round, self._num_trainable)
+        return replace(self.mechanism, expected=expected).release(totals, sent, key)
