@@ -109,6 +109,22 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     return text
 
 
+def cut_unfinished_line(path: Path) -> None:
+    """Remove a last line without an end: its writer was killed. The file may be missing.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    if not path.is_file():
+        return
+
+    with writing(path), path.open("rb+") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            file.truncate(end)
+
+
 def _write_all(file: FileIO, data: bytes) -> None:
     """Write all bytes to a file without a buffer, which may take a part of them at a time."""
     rest = memoryview(data)

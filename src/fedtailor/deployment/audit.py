@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedtailor.core.atomic import append_lines, to_json, write_whole
+from fedtailor.core.atomic import append_lines, cut_unfinished_line, to_json, write_whole
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_lines, read_object
 from fedtailor.deployment.envelope import Envelope
@@ -58,7 +58,7 @@ class Audit:
         """Continue the log in a folder, or begin one."""
         self._folder = folder
         self._path = folder / AUDIT_FILE
-        _cut_unfinished_line(self._path)
+        cut_unfinished_line(self._path)
 
         # A log that was changed is continued from the state: the line that follows does not fit
         # the log, so what was removed stays noticed.
@@ -219,17 +219,3 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         for line in file:
             if line.endswith(b"\n"):
                 yield line
-
-
-def _cut_unfinished_line(path: Path) -> None:
-    """Remove a last line without an end: its writer was killed before it sent the message."""
-    if not path.is_file():
-        return
-
-    raw = path.read_bytes()
-
-    # The whole lines before it were sent.
-    end = raw.rfind(b"\n") + 1
-    if end < len(raw):
-        with path.open("rb+") as file:
-            file.truncate(end)

@@ -7,6 +7,7 @@ because clocks differ.
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -24,6 +25,7 @@ try:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 except ImportError:
     _IS_INSTALLED = False
 else:
@@ -98,8 +100,10 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
         raise DataError(message, path=path) from error
 
     # A certificate by another key would lock all sites out.
-    is_ours = isinstance(key, ec.EllipticCurvePrivateKey)
-    if not is_ours or key.public_key() != certificate.public_key():
+    if (
+        not isinstance(key, ec.EllipticCurvePrivateKey)
+        or key.public_key() != certificate.public_key()
+    ):
         raise DataError(f"'{path}' and ca.crt do not belong together.", path=path)
 
     _sign_server(folder, names, certificate.subject, key)
@@ -136,12 +140,10 @@ def read_public_key(path: Path) -> PublicKey:
         message = f"'{path}' must hold one public key, on one line."
         raise DataError(message, path=path, got=f"{len(lines)} lines")
 
-    try:
+    key: object = None
+    with contextlib.suppress(ValueError, UnsupportedAlgorithm):
         key = serialization.load_ssh_public_key(lines[0])
-        is_ours = isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp384r1"
-    except (ValueError, UnsupportedAlgorithm):
-        is_ours = False
-    if not is_ours:
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
         hint = "'fedtailor site init' makes one, site.key.pub"
         message = f"'{path}' is damaged, or not the public key of a site: {hint}."
         raise DataError(message, path=path, allowed=_KIND, got=str(lines[0][:60]))
@@ -192,7 +194,7 @@ def _sign_server(
         _name("fedtailor server"), authority, server, SERVER_DAYS, is_authority=False
     )
     for extension in (
-        x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()),
         names,
     ):

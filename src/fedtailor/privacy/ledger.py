@@ -6,15 +6,14 @@ and the same noise, so it tells nothing new: its digest is known, and it is not 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fedtailor.core.atomic import append_lines, writing
+from fedtailor.core.atomic import append_lines, cut_unfinished_line
 from fedtailor.core.errors import DataError
-from fedtailor.core.reading import UNEXPECTED, open_regular
+from fedtailor.core.reading import UNEXPECTED, read_lines
 
 LEDGER_FILE = "privacy.jsonl"
 
@@ -107,19 +106,11 @@ class Ledger:
 
 def _read(path: Path) -> list[LedgerEntry]:
     """Read a ledger; what a kill left of a line that was never whole is cut off."""
-    with open_regular(path) as file:
-        content = file.read()
-
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with writing(path), path.open("r+b") as file_to_cut:
-            file_to_cut.truncate(len(whole))
-
+    cut_unfinished_line(path)
     entries = []
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, record in enumerate(read_lines(path), start=1):
         try:
-            values: dict[str, Any] = json.loads(line)
-            entry = LedgerEntry(**values)
+            entry = LedgerEntry(**record)
             entries.append(entry._replace(cohort=tuple(entry.cohort)))
         except UNEXPECTED as error:
             message = f"line {number} is not a release of a noisy sum"

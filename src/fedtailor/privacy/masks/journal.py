@@ -1,0 +1,113 @@
+"""What a site has done in the sums of a run: one line per step, written before the answer leaves.
+
+A site answers again what it has answered, with the same bits, and nothing that contradicts it. The
+journal is what it knows of that after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.atomic import append_lines, cut_unfinished_line
+from fedtailor.core.reading import UNEXPECTED, damaged, read_lines
+from fedtailor.privacy.masks.session import Member, Request
+
+Kind = tuple[str, int]
+"""The kind and the round of a request."""
+
+
+class Journal:
+    """The steps of one site in the sums of one run."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read a journal, or begin it.
+
+        Args:
+            path: its file; None: it stays in memory.
+
+        Raises:
+            DataError: the file cannot be read, or is no journal.
+        """
+        self._path = path
+        self.channels: list[bytes] = []
+        """The channel keys of all sites; empty before they are known."""
+        self.masked: dict[int, bytes] = {}
+        """The context for which the keys of an index may be used."""
+        self.vectors: dict[bytes, str] = {}
+        """The SHA-256 of the vector that was masked in a context."""
+        self.answered: dict[Kind, dict[int, bytes]] = {}
+        """The context of every attempt that was answered."""
+        self.settled: dict[bytes, frozenset[int]] = {}
+        """Who is in the sum of a context."""
+        self.opened: dict[tuple[int, int], tuple[bytes, bool]] = {}
+        """For the keys of a site: in which context a share was given away, and whether it was that
+        of the own mask."""
+        self.opened_rounds: dict[Kind, bytes] = {}
+        """The context of the sum that was opened."""
+
+        if path is not None:
+            cut_unfinished_line(path)
+            for record in read_lines(path):
+                try:
+                    self._apply(record)
+                except UNEXPECTED as error:
+                    raise damaged(path, "a line is no step of a sum") from error
+
+    def note_channels(self, channels: list[bytes]) -> None:
+        """Note the channel keys of all sites."""
+        self._add({"step": "channels", "keys": [key.hex() for key in channels]})
+
+    def note_mask(self, request: Request, index: int, context: bytes) -> None:
+        """Note that a request to mask was allowed."""
+        self._add({"step": "mask", **_about(request, context), "index": index})
+
+    def note_vector(self, request: Request, context: bytes, digest: str) -> None:
+        """Note which vector was masked."""
+        self._add({"step": "vector", **_about(request, context), "sha256": digest})
+
+    def note_settled(self, request: Request, context: bytes, survivors: frozenset[int]) -> None:
+        """Note who is in a sum."""
+        self._add({"step": "settle", **_about(request, context), "survivors": sorted(survivors)})
+
+    def note_opened(self, request: Request, context: bytes, shares: Mapping[Member, bool]) -> None:
+        """Note which shares were given away: whether of the own mask, by member."""
+        rows = [[member.number, member.key_index, is_own] for member, is_own in shares.items()]
+        self._add({"step": "open", **_about(request, context), "shares": rows})
+
+    def _add(self, record: Mapping[str, Any]) -> None:
+        if self._path is not None:
+            append_lines(self._path, [record])
+        self._apply(record)
+
+    def _apply(self, record: Mapping[str, Any]) -> None:
+        step = record["step"]
+        if step == "channels":
+            self.channels = [bytes.fromhex(key) for key in record["keys"]]
+            return
+
+        kind = (str(record["kind"]), int(record["round"]))
+        context = bytes.fromhex(record["context"])
+        self.answered.setdefault(kind, {})[int(record["attempt"])] = context
+        if step == "mask":
+            self.masked[int(record["index"])] = context
+        elif step == "vector":
+            self.vectors[context] = str(record["sha256"])
+        elif step == "settle":
+            self.settled[context] = frozenset(map(int, record["survivors"]))
+        elif step == "open":
+            self.opened_rounds[kind] = context
+            for number, index, is_own in record["shares"]:
+                self.opened[int(number), int(index)] = (context, bool(is_own))
+        else:
+            raise ValueError(step)
+
+
+def _about(request: Request, context: bytes) -> dict[str, Any]:
+    return {
+        "kind": request.kind,
+        "round": request.round,
+        "attempt": request.attempt,
+        "context": context.hex(),
+    }

@@ -1,0 +1,429 @@
+"""A server that deviates, alone or with sites, learns one sum per round at most.
+
+Every attack is refused by what its test names. The first one succeeds against sites without the
+agreement on who is in a sum, so it is known to bite.
+"""
+
+import numpy as np
+import pytest
+
+from fedtailor.privacy.masks.keys import Bundle, check_bundle, check_channels
+from fedtailor.privacy.masks.primitives import (
+    RefusedError,
+    add_key_stream,
+    derive,
+    digest_of,
+    public_key,
+)
+from fedtailor.privacy.masks.server import TooFewSharesError, unmask
+from fedtailor.privacy.masks.session import check_roster, digest_of_download, survivors_digest
+from fedtailor.privacy.masks.shares import combine, weights_of
+from fedtailor.privacy.masks.site import MaskingSite, pair_stream_key
+from masked_world import IDENTITIES, POINTS, World, add, request, vectors
+
+
+class WithoutAgreement(MaskingSite):
+    """A site that believes the server who is in a sum."""
+
+    def _check_agreed(self, context, survivors, agreed):
+        pass
+
+
+def refused(text):
+    """Return the check that an attack is refused with a sentence."""
+    return pytest.raises(RefusedError, match=text)
+
+
+class Isolation:
+    """Every honest holder is told other survivors; three sites of ten work with the server.
+
+    In every set, which is large enough, are the victim and the partners, and one site more: all
+    others are missing. So most holders give a share of the pair key of each other site, and all of
+    them one of the victim's own mask.
+    """
+
+    PARTNERS = (7, 8, 9)
+
+    def __init__(self, site):
+        self.world = World(10, site=site)
+        self.cohort = self.world.cohort()
+        self.inputs = vectors(10)
+        self.masked = self.world.mask(request(), self.cohort, self.inputs)
+        self.context = self.world.context(request(), self.cohort)
+        self.pair = {number: {} for number in range(10)}
+        self.own = {number: {} for number in range(10)}
+
+    def ask(self):
+        for holder in range(10):
+            if holder in self.PARTNERS:
+                self.betray(holder)
+            else:
+                self.lie_to(holder)
+
+    def betray(self, holder):
+        """Take both shares from a partner."""
+        for member in self.cohort:
+            keys = self.world.keys[holder]
+            if member.number == holder:
+                (shares,) = keys.shares_for(0, [holder])
+            else:
+                sealed = self.world.bundles[member.number, 0].sealed[holder]
+                channels = [channel.key for channel in self.world.channels]
+                shares = keys.unseal_shares(member, sealed, channels)
+            self.pair[member.number][holder] = shares.pair
+            self.own[member.number][holder] = shares.own
+
+    def lie_to(self, holder):
+        """Ask an honest holder to open a sum that only it is told of."""
+        extra = 1 + (holder - 1) % 6 if holder else 1
+        survivors = {0, *self.PARTNERS, extra}
+        sealed = self.world.sealed_for(holder, self.cohort)
+        agreed = self.signatures(survivors)
+        shares = self.world.sites[holder].open(request(), self.cohort, survivors, sealed, agreed)
+        for number, share in shares.items():
+            (self.own if number in survivors else self.pair)[number][holder] = share
+
+    def signatures(self, survivors):
+        """Return what the partners sign, which is anything."""
+        digest = survivors_digest(self.world.session, self.context, survivors)
+        return {number: self.world.keys[number].sign(digest) for number in self.PARTNERS}
+
+    def value_of_victim(self):
+        """Return the vector of site 0 from what the server has."""
+        total = self.masked[0].copy()
+        own = self.secret(self.own[0])
+        add_key_stream(total, derive(own, self.context, "self", 0), sign=-1)
+        for member in self.cohort[1:]:
+            number = member.number
+            if number in self.PARTNERS:
+                secret = self.world.keys[number].pair_secret(0)
+            else:
+                secret = self.secret(self.pair[number])
+            assert public_key(secret) == member.pair_key
+            key = pair_stream_key(secret, number, self.cohort[0], self.context)
+            add_key_stream(total, key, sign=-1)
+        return total
+
+    def secret(self, shares):
+        holders = sorted(shares)[: self.world.session.threshold]
+        assert len(holders) == self.world.session.threshold
+        return combine(shares, weights_of(holders))
+
+
+def test_other_survivors_for_every_holder_isolate_a_site_without_agreement():
+    attack = Isolation(WithoutAgreement)
+    attack.ask()
+    assert (attack.value_of_victim() == attack.inputs[0]).all()
+
+
+def test_other_survivors_for_every_holder_are_refused():
+    attack = Isolation(MaskingSite)
+    with refused("3 sites agree on who is in this sum, and 7 must"):
+        attack.ask()
+
+
+@pytest.fixture
+def world():
+    return World(7)
+
+
+def masked_world(world, lost=()):
+    """Return cohort and masked vectors of a first round."""
+    cohort = world.cohort()
+    return cohort, world.mask(request(), cohort, vectors(7), lost)
+
+
+def test_signatures_of_too_few_sites_or_of_one_twice_or_of_another_sum(world):
+    cohort, masked = masked_world(world, lost=(6,))
+    survivors = set(masked)
+    agreed = world.agree(request(), cohort, survivors, silent=(4, 5, 6))
+    with refused("4 sites agree on who is in this sum, and 5 must"):
+        world.open(request(), cohort, survivors, agreed)
+
+    repeated = {**agreed, 4: agreed[0], 5: agreed[1], 99: agreed[2], -1: agreed[3]}
+    with refused("4 sites agree"):
+        world.open(request(), cohort, survivors, repeated)
+    other = {number: world.keys[number].sign(b"other") for number in range(7)}
+    with refused("0 sites agree"):
+        world.open(request(), cohort, survivors, other)
+
+
+def test_both_shares_of_one_bundle(world):
+    cohort, _ = masked_world(world)
+    everybody = set(range(7))
+    world.open(request(), cohort, everybody)
+
+    # Then the keys of site 6 as of one that is missing.
+    without = everybody - {6}
+    with refused("two different sums"):
+        world.sites[0].agree(request(), cohort, without)
+    agreed = {number: world.keys[number].sign(digest_of("x")) for number in range(7)}
+    with refused("agree on who"):
+        world.open(request(), cohort, without, agreed)
+
+
+def test_both_shares_of_one_bundle_under_two_contexts(world):
+    cohort, _ = masked_world(world)
+    world.open(request(), cohort, set(range(7)))
+
+    # A later round with the old keys of site 6, which works with the server, and new ones else.
+    later = [*world.cohort(range(6), index=1), cohort[6]]
+    masked = world.mask(request(2), later, vectors(7), silent=(6,))
+    survivors = set(masked)
+    agreed = world.agree(request(2), later, survivors, silent=(6,))
+    with refused("the keys of site 6 were opened for something else"):
+        world.open(request(2), later, survivors, agreed)
+
+
+def test_two_sets_of_survivors(world):
+    cohort, _ = masked_world(world)
+    world.agree(request(), cohort, {0, 1, 2, 3, 4, 5})
+    with refused("two different sums of round 1: tell the others"):
+        world.agree(request(), cohort, {0, 1, 2, 3, 4})
+    with refused("two different sums"):
+        world.open(request(), cohort, set(range(7)))
+
+
+def test_a_second_cohort_for_the_same_round(world):
+    cohort, _ = masked_world(world)
+    with refused("the keys of this site were used for another sum"):
+        world.mask(request(), cohort[:6], vectors(7))
+    with refused("answered with other sites"):
+        world.mask(request(), world.cohort(range(6), index=1), vectors(7))
+    with refused("answered with other sites"):
+        world.agree(request(), world.cohort(range(6), index=1), set(range(5)))
+
+
+def test_a_second_sum_of_a_round_after_the_first_was_opened(world):
+    """The difference of two sums of a round, whose sites differ in one, would be its value."""
+    cohort, masked = masked_world(world)
+    answers = world.open(request(), cohort, set(range(7)))
+    opened = unmask(
+        world.session, request(), cohort, frozenset(masked), add(masked.values()), answers
+    )
+    assert (opened.total == add(vectors(7))).all()
+
+    smaller = world.cohort(range(6), index=1)
+    with refused("a sum of round 1 was opened already"):
+        world.mask(request(attempt=1), smaller, vectors(7))
+
+
+def test_a_second_sum_of_a_round_that_was_masked_before_the_first_was_opened(world):
+    cohort, _ = masked_world(world)
+    smaller = world.cohort(range(6), index=1)
+    world.mask(request(attempt=1), smaller, vectors(7))
+    world.open(request(), cohort, set(range(7)))
+    with refused("another sum of round 1 was opened already"):
+        world.open(request(attempt=1), smaller, set(range(6)))
+
+
+def test_two_vectors_under_the_same_masks(world):
+    """Their difference would be that of two uploads; another base state gives another one."""
+    cohort, _ = masked_world(world)
+    with refused("masked another vector for this sum"):
+        world.mask(request(), cohort, vectors(7, seed=1))
+
+
+def test_many_attempts_at_a_round(world):
+    for attempt in range(3):
+        world.mask(request(attempt=attempt), world.cohort(index=attempt), vectors(7))
+    with refused("tried 3 times"):
+        world.mask(request(attempt=3), world.cohort(index=3), vectors(7))
+
+
+def test_an_earlier_round_after_a_later_one(world):
+    world.mask(request(5), world.cohort(index=5), vectors(7))
+    with refused("round 4 is over"):
+        world.mask(request(4), world.cohort(index=4), vectors(7))
+
+
+def test_a_foreign_key_in_the_cohort(world):
+    cohort = world.cohort()
+    foreign = cohort[2]._replace(pair_key=public_key(bytes(range(1, 33))))
+    with refused("the keys of site 2 are not signed by it"):
+        world.sites[0].mask(request(), [*cohort[:2], foreign, *cohort[3:]], vectors(7)[0])
+    mine = cohort[0]._replace(pair_key=public_key(bytes(range(1, 33))))
+    with refused("do not have this site with its own keys"):
+        world.sites[0].mask(request(), [mine, *cohort[1:]], vectors(7)[0])
+    with refused("do not have this site"):
+        world.sites[0].mask(request(), cohort[1:], vectors(7)[0])
+
+
+def test_an_invented_site(world):
+    invented = World(8).cohort()[7]
+    with refused("different ones of the roster"):
+        world.sites[0].mask(request(), [*world.cohort(), invented], vectors(7)[0])
+    with refused("different ones of the roster"):
+        twice = [*world.cohort(), world.cohort()[3]]
+        world.sites[0].mask(request(), twice, vectors(7)[0])
+    with refused("different keys"):
+        check_roster([*POINTS[:3], POINTS[0]])
+
+
+def test_a_key_that_two_sites_share(world):
+    cohort = world.cohort()
+    same = cohort[3]._replace(pair_key=cohort[2].pair_key)
+    with refused("two sites of a sum have the same key"):
+        world.sites[0].mask(request(), [*cohort[:3], same, *cohort[4:]], vectors(7)[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shared": digest_of_download(b"another model")},
+        {"plan": digest_of("another plan")},
+        {"layout": digest_of("another layout")},
+        {"kind": "score"},
+        {"round": 2},
+    ],
+)
+def test_something_else_for_one_site(world, change):
+    """The masks do not cancel: a site that trained another model is not in anybody's sum."""
+    cohort = world.cohort()
+    inputs = vectors(7)
+    masked = world.mask(request(), cohort, inputs, silent=(3,))
+    masked[3] = world.sites[3].mask(request()._replace(**change), cohort, inputs[3])
+    everybody = frozenset(range(7))
+    answers = world.open(request(), cohort, everybody, silent=(3,))
+    opened = unmask(world.session, request(), cohort, everybody, add(masked.values()), answers)
+
+    assert not np.isin(opened.total, add(inputs)).any()
+    if change.keys() & {"shared", "plan", "layout"}:
+        with refused("answered with other sites, or another plan or model"):
+            world.open(request(), cohort, everybody)
+
+
+def test_another_threshold(world):
+    other = World(7, colluding="none")
+    assert other.session.threshold < world.session.threshold
+    with refused("not signed"):
+        world.sites[0].mask(request(), other.cohort(), vectors(7)[0])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_sum_of_few(world, size):
+    with refused(f"over {size} sites; it must be over 4 or more"):
+        world.sites[0].mask(request(), world.cohort(range(size)), vectors(7)[0])
+    cohort, _ = masked_world(world)
+    with refused(f"over {size} sites"):
+        world.agree(request(), cohort, set(range(size)))
+
+
+def test_a_site_that_wants_larger_sums():
+    strict = World(7, smallest=6)
+    with refused("it must be over 6 or more"):
+        strict.sites[0].mask(request(), strict.cohort(range(5)), vectors(7)[0])
+
+
+def test_replay_from_another_run(world):
+    cohort, masked = masked_world(world)
+    other = World(7)
+    other.session = other.session._replace(run="f" * 32)
+    site = MaskingSite(other.session, 0, world.keys[0], world.sites[0]._journal)
+    with refused("not signed"):
+        site.mask(request(9), cohort, vectors(7)[0])
+    assert world.context(request(), cohort) != other.context(request(), cohort)
+    assert masked
+
+
+def test_a_late_vector_after_its_site_was_missing(world):
+    """Its pair masks are known by then; its own mask is not, and nobody opens that."""
+    cohort, masked = masked_world(world, lost=(6,))
+    survivors = set(masked)
+    agreed = world.agree(request(), cohort, survivors, silent=(6,))
+    world.open(request(), cohort, survivors, agreed, silent=(6,))
+    late = world.sites[6].mask(request(), cohort, vectors(7)[6])
+
+    # Whoever has settled does not settle on another sum.
+    assert late.any()
+    with refused("two different sums"):
+        world.agree(request(), cohort, set(range(7)), silent=(6,))
+
+
+def test_a_site_that_was_said_to_be_missing_does_not_mask_afterwards(world):
+    cohort, masked = masked_world(world, lost=(6,))
+    world.agree(request(), cohort, set(masked))
+    with refused("closed without this site"):
+        world.sites[6].mask(request(), cohort, vectors(7)[6])
+
+
+def test_a_site_that_is_said_to_have_answered_and_has_not(world):
+    cohort, _ = masked_world(world, lost=(6,))
+    with refused("said to have answered, and has not"):
+        world.sites[6].agree(request(), cohort, set(range(7)))
+    with refused("somebody is said to be in a sum who was not asked"):
+        world.sites[0].agree(request(), world.cohort(range(6)), set(range(7)))
+
+
+def test_too_few_shares(world):
+    cohort, masked = masked_world(world)
+    answers = world.open(request(), cohort, set(range(7)), silent=(0, 1))
+    del answers[2]
+    with pytest.raises(TooFewSharesError, match="4 of 5 needed sites"):
+        unmask(world.session, request(), cohort, frozenset(masked), add(masked.values()), answers)
+
+
+def test_sealed_shares_of_others_or_of_another_bundle(world):
+    cohort, _ = masked_world(world)
+    everybody = set(range(7))
+    swapped = world.sealed_for(1, cohort)
+    shares = world.sites[0].open(request(), cohort, everybody, swapped, {})
+    assert [number for number, share in shares.items() if share is not None] == [0]
+
+    world.cohort(index=1)
+    other = {number: world.bundles[number, 1].sealed[2] for number in range(7)}
+    shares = world.sites[2].open(request(), cohort, everybody, other, {})
+    assert [number for number, share in shares.items() if share is not None] == [2]
+
+    bundle = world.bundles[3, 0]
+    sealed = (*bundle.sealed[:4], bundle.sealed[5], bundle.sealed[4], bundle.sealed[6])
+    with refused("the sealed shares of site 3 are not those it signed"):
+        check_bundle(world.session, Bundle(bundle.member, sealed))
+
+
+def test_channel_keys_of_others(world):
+    channels = list(world.channels)
+    other = channels[1]._replace(key=public_key(bytes(range(1, 33))))
+    with refused("the channel key of site 1 is not signed by it"):
+        check_channels(world.session, [channels[0], other, *channels[2:]])
+    with refused("a channel key of every site"):
+        check_channels(world.session, channels[:-1])
+
+    # A site that lost its folder would have other keys.
+    again = World(7)
+    again.keys[2] = type(again.keys[2])(again.session, 2, IDENTITIES[2], bytes(32))
+    channels[2] = again.keys[2].channel()
+    with refused("other channel keys before"):
+        world.sites[0].learn_channels(channels)
+    with refused("the channel key of this site is another one"):
+        world.sites[2].learn_channels(channels)
+
+
+def test_a_member_with_a_key_of_low_order(world):
+    """A site that works with the server, with a key whose masks everybody can make."""
+    bundle = world.sites[6].bundles([5])[0]
+    member = bundle.member._replace(pair_key=bytes(32))
+    signature = world.keys[6].sign(member.signed_digest(world.session))
+    member = member._replace(signature=signature)
+    with refused("no key"):
+        check_bundle(world.session, Bundle(member, bundle.sealed))
+    cohort = [*world.cohort(range(6)), member]
+    with refused("no key"):
+        world.sites[0].mask(request(), cohort, vectors(7)[0])
+
+
+def test_keys_used_again_after_a_journal_lost_its_last_lines(tmp_path):
+    """The other sites remember for which sum they have opened the keys."""
+    world = World(5, folder=tmp_path)
+    cohort = world.cohort()
+    world.mask(request(), cohort, vectors(5))
+    world.open(request(), cohort, set(range(5)))
+    path = tmp_path / "0.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][:-20])
+    world.restart(0)
+
+    later = [cohort[0], *world.cohort(range(1, 5), index=1)]
+    world.mask(request(2), later, vectors(5))
+    with refused("the keys of site 0 were opened for something else"):
+        world.open(request(2), later, set(range(5)), silent=(0,))
