@@ -1,12 +1,23 @@
 """The statistics of audits, against loops written from their definitions and against formulas."""
 
+import itertools
 import math
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from fedtailor.privacy.audit import area, detect, likelihood_ratios, true_positive_rate
+from fedtailor.privacy.accountant import Release, epsilon_of
+from fedtailor.privacy.audit import (
+    area,
+    chance_of_guesses,
+    detect,
+    estimate_epsilon,
+    guessed_epsilon,
+    likelihood_ratios,
+    most_by_guessing,
+    true_positive_rate,
+)
 
 NORMAL = NormalDist()
 
@@ -124,3 +135,72 @@ def test_rates_are_those_of_the_best_threshold():
             if (scores[~inside] > threshold).mean() <= most_false:
                 best = max(best, float((scores[inside] > threshold).mean()))
         assert true_positive_rate(inside, scores, most_false) == pytest.approx(best)
+
+
+def chance_by_enumeration(canaries, right, epsilon, delta):
+    """Return how often guesses are right about a mechanism that has just this epsilon and delta.
+
+    With probability delta a canary is shown; otherwise a coin tells the truth about it with
+    probability exp(epsilon) / (1 + exp(epsilon)).
+    """
+    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+    rate = delta + (1 - delta) * truth
+    total = 0.0
+    for guesses in itertools.product((True, False), repeat=canaries):
+        if sum(guesses) >= right:
+            total += math.prod(rate if guess else 1 - rate for guess in guesses)
+    return total
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
+def test_the_chance_of_right_guesses_is_that_of_all_outcomes(epsilon):
+    for canaries in (1, 4, 9):
+        for right in range(1, canaries + 1):
+            exact = chance_by_enumeration(canaries, right, epsilon, 0.0)
+            chance = chance_of_guesses(canaries, canaries, right, epsilon, 0.0)
+            assert chance == pytest.approx(exact, rel=1e-9)
+
+            # With delta it is a bound.
+            exact = chance_by_enumeration(canaries, right, epsilon, 0.02)
+            assert chance_of_guesses(canaries, canaries, right, epsilon, 0.02) >= exact - 1e-12
+
+
+def test_right_guesses_prove_no_more_than_is_true():
+    # A coin tells the truth with epsilon 1, so that 5 % of all bounds may be larger.
+    rng = np.random.default_rng(6)
+    rate = math.e / (1 + math.e)
+    bounds = []
+    for _ in range(400):
+        inside = rng.random(200) < 0.5
+        scores = np.where(rng.random(200) < rate, inside, ~inside) + rng.random(200) / 2
+        bounds.append(guessed_epsilon(inside, scores.astype(float), 1e-6))
+    assert np.mean(np.array(bounds) > 1.0) <= 0.05 + 0.03
+    assert np.median(bounds) > 0.4
+
+    inside = np.arange(200) < 100
+    proven = guessed_epsilon(inside, inside.astype(float), 1e-3)
+    assert proven == most_by_guessing(200, 1e-3) == pytest.approx(2.85, abs=0.01)
+
+
+def test_the_estimate_of_normal_scores_is_the_accountants_and_its_ends_hold():
+    rng = np.random.default_rng(7)
+    true = epsilon_of(1e-5, [Release(noise=2.0, rate=1.0, times=9)])
+    below = above = 0
+    for _ in range(1000):
+        inside = rng.random(200) < 0.5
+        estimate = estimate_epsilon(inside, rng.normal(size=200) * 6 + 9 * inside, 1e-5)
+        below += estimate.high < true
+        above += estimate.low > true
+    assert 30 <= below <= 70
+    assert 30 <= above <= 70
+
+    inside = rng.random(200_000) < 0.5
+    estimate = estimate_epsilon(inside, rng.normal(size=len(inside)) * 6 + 9 * inside, 1e-5)
+    assert estimate.epsilon == pytest.approx(true, rel=0.02)
+
+
+def test_scores_that_tell_nothing_or_everything():
+    inside = np.array([True, False, True, False])
+    assert estimate_epsilon(inside, np.array([0.0, 1.0, 0.1, 1.1]), 1e-5) == (0.0, 0.0, 0.0)
+    assert estimate_epsilon(inside, inside.astype(float), 1e-5).low == math.inf
+    assert estimate_epsilon(inside, np.zeros(4), 1e-5).high == 0.0

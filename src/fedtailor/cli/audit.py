@@ -20,6 +20,7 @@ from fedtailor.cli.options import (
 )
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import guarded, print_result
+from fedtailor.core.errors import RunError
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
@@ -29,7 +30,7 @@ audit_app = make_app()
 
 @audit_app.callback(invoke_without_command=True, add_help_option=False)
 def _root(context: typer.Context, help_: Help = False) -> None:
-    """Measure what an attacker can tell from the models of a run.
+    """Measure what an attacker can tell from a run.
 
     An audit finds leaks; it proves nothing.
     """
@@ -95,6 +96,82 @@ def members(
     from fedtailor.experiment.audits import default_members_folder
 
     _run(configs, trainings, Path(out) if out else default_members_folder(settings), json=json)
+
+
+@audit_app.command("noise", cls=Command)
+@with_config_flags(
+    "data.dataset",
+    "data.dir",
+    "data.path",
+    "data.encoder",
+    "data.partition",
+    "data.clients",
+    "data.split",
+    "model.name",
+    "federation.rounds",
+    "federation.participation",
+    "engine.name",
+    "engine.device",
+)
+def noise(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG.toml",
+            show_default=False,
+            help="Configuration file. Options override it.",
+        ),
+    ] = "",
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            metavar="NAME",
+            help="Algorithm (see: fedtailor list algorithms), or package.module:Class.",
+        ),
+    ] = "",
+    canaries: Annotated[
+        int,
+        typer.Option(
+            parser=whole_number("--canaries"),
+            metavar="NUMBER",
+            help="Clients that are made up, half of which take part (default: 200).",
+            show_default=False,
+        ),
+    ] = 200,
+    named: Named = NOTHING_NAMED,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run."
+        ),
+    ] = None,
+    set_: Assignments = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Does noise on sums hide a client as well as it claims? Try to find made-up clients.
+
+    The run of the configuration is made, which must set privacy.unit to "client". Made-up clients,
+    the canaries, add to its sums what the bound lets them. From the noisy sums, it is estimated
+    which epsilon the run really has. If this contradicts the epsilon that the run claims, the exit
+    code is 5. Nothing is written.
+
+    Example: fedtailor audit noise experiment.toml --set privacy.unit=client --set privacy.epsilon=4
+    """
+    # Before torch is imported: a mistake is reported at once.
+    values = {**named, "algorithm.name": algorithm, "seed": seed}
+    settings = read_config(config, values, set_)
+
+    from fedtailor.cli.show.audit import show_noise
+    from fedtailor.cli.show.progress import make_progress
+    from fedtailor.experiment.noise_audit import audit_noise
+
+    record = audit_noise(settings, canaries=canaries, progress=make_progress())
+    print_result(record, json, show_noise)
+    if record["contradiction"]:
+        raise typer.Exit(RunError.exit_code)
 
 
 def resume_members(folder: Path, *, json: bool) -> None:

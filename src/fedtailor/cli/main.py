@@ -62,9 +62,7 @@ class _Commands(LazyGroup):
             "what_leaves:what_leaves",
             "List every value that leaves a site: what it is, its bytes, and who can see it.",
         ),
-        "audit": LazyCommand(
-            "audit:audit_app", "Measure what an attacker can tell from the models of a run."
-        ),
+        "audit": LazyCommand("audit:audit_app", "Measure what an attacker can tell from a run."),
         "privacy": LazyCommand(
             "privacy:privacy_app", "Say which noise a budget needs, before a run is made."
         ),

@@ -40,7 +40,7 @@ Sent = Mapping[str, tree.Tree | None]
 
 @dataclass(frozen=True)
 class ClientMechanism:
-    """ClientBounds the upload of a client, and adds noise to the sum."""
+    """Bounds the upload of a client, and adds noise to the sum."""
 
     messages: Messages
     clip: float
@@ -52,7 +52,7 @@ class ClientMechanism:
     scales: Mapping[str, float]
     """By field: what its changes are divided by before they are bounded; 1 if it is missing."""
 
-    def bounded(self, upload: Upload, sent: Sent) -> Upload:
+    def bounded(self, upload: Upload, sent: Sent) -> dict[str, Sum]:
         """Return the contribution of a sound upload, in the form of an upload."""
         changes = {name: self._change(name, entry, sent[name]) for name, entry in upload.items()}
         squares = [leaf.square().sum() for leaf in tree.leaves(changes)]
@@ -89,19 +89,26 @@ class ClientMechanism:
             sent: what the server had sent.
             key: of the noise.
         """
+        noisy = self.noisy(totals, key)
         received = {}
         for name, total in totals.items():
-            field = self.messages[name]
-            scale = self.scales.get(name, 1.0)
-            deviation = self.noise * self.clip
+            received[name] = self._reduced(name, total, noisy[name], sent[name])
+        return received
 
-            leaves = {}
+    def noisy(self, totals: Mapping[str, PartialSum], key: rng.Key) -> dict[str, dict[str, Tensor]]:
+        """Return the noisy sums by field and path, in the units of the bound.
+
+        They are all that is released: what the server receives is computed from them.
+        """
+        deviation = self.noise * self.clip
+        noisy: dict[str, dict[str, Tensor]] = {}
+        for name, total in totals.items():
+            field = self.messages[name]
+            noisy[name] = {}
             for path, leaf in total.leaves.items():
                 drawn = _noise(field, key.fold(f"{name}/{path}"), tuple(leaf.shape))
-                leaves[path] = scale * (leaf + deviation * drawn)
-
-            received[name] = self._reduced(name, total, leaves, sent[name])
-        return received
+                noisy[name][path] = leaf + deviation * drawn
+        return noisy
 
     def _reduced(
         self,
@@ -112,13 +119,14 @@ class ClientMechanism:
     ) -> Reduced:
         field = self.messages[name]
         old = {} if sent is None else tree.paths(sent)
+        scale = self.scales.get(name, 1.0)
         is_mean = field.reduction == "mean"
         divisor = self.expected if is_mean else 1.0
-        entry_noise = self.scales.get(name, 1.0) * self.noise * self.clip / divisor
+        entry_noise = scale * self.noise * self.clip / divisor
 
         values = []
         for path, like in tree.paths(total.like).items():
-            value = noisy[path] / divisor
+            value = scale * noisy[path] / divisor
             if is_mean and path in old:
                 value = value + old[path].double()
             values.append(_repaired(value, field, entry_noise).to(like.dtype))

@@ -131,6 +131,11 @@ def federate(
             ledger,
         )
 
+    yield from run_rounds(server, device)
+
+
+def run_rounds(server: RunServer, device: torch.device) -> Iterator[RoundReport]:
+    """Run the rounds that a server has left; yield a report after every round."""
     while server.has_more_rounds:
         with one_thread(), placed(device):
             report = _run_round(server)

@@ -38,6 +38,45 @@ def show_members(record: Mapping[str, Any]) -> None:
     typer.echo(record["limits"])
 
 
+def show_noise(record: Mapping[str, Any]) -> None:
+    """Print what noise claims, and what was found."""
+    typer.echo(
+        f"Does the noise keep its claim? {record['method']}, {record['dataset']}, "
+        f"{record['clients']} clients, {record['rounds']} rounds, seed {record['seed']}; epsilon "
+        f"for delta {record['delta']:g}:"
+    )
+
+    half = record["half_noise"]
+    guesses = record["guesses"]
+    numbers = {
+        "claim": f"{record['claim']:.2f}",
+        "estimate": _interval(record["estimate"]),
+        "proven by guesses": f"{guesses['epsilon']:.2f} (never more than {guesses['at_most']:.2f})",
+        "with half the noise": _interval(half),
+    }
+    for name, text in numbers.items():
+        typer.echo(f"  {name:20} {text}")
+
+    low = record["estimate"]["low"]
+    if record["contradiction"]:
+        typer.echo(
+            f"CONTRADICTION: the lower end of the estimate, {low:.2f}, is above the claim. That is "
+            "so for one in twenty mechanisms that keep their claim: repeat it with other seeds."
+        )
+    else:
+        typer.echo("No contradiction: the lower end of the estimate is not above the claim.")
+    if not half["would_be_found"]:
+        typer.echo("Half the noise would not have been found either: use more canaries.")
+    typer.echo(
+        f"{record['canaries']} canaries, {record['taking_part']} took part. {record['limits']}"
+    )
+
+
+def _interval(estimate: Mapping[str, float]) -> str:
+    """Return an estimate with its ends."""
+    return f"{estimate['epsilon']:.2f} ({estimate['low']:.2f} to {estimate['high']:.2f})"
+
+
 def _row(method: str, point: str, numbers: Mapping[str, Any]) -> list[str]:
     """Return the cells of one kind of model of a method."""
     worst: Mapping[str, Any] = {"name": "-", "auc": math.nan, "auc_standard_error": math.nan}
