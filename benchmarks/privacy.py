@@ -1,44 +1,68 @@
 """Accuracy against epsilon: what differential privacy costs.
 
     python -m benchmarks.privacy example [--seeds 0,1,2]
+    python -m benchmarks.privacy client [--seeds 0,1,2] [--data-dir FOLDER]
+    python -m benchmarks.privacy client --table          # only print what there is
+    python -m benchmarks.privacy client --figure FILE    # only draw it: .html, .pdf, .svg, .png
 
 ``example``: 10 sites with 143 or 144 training examples of digits each (iid), an MLP with 32 hidden
 units, FedAvg, bound 0.5, delta 1e-5, the global model after the last round. ``each site``: 10
 rounds of 10 steps with batches of 50, the learning rate 2, noise at every site in every step.
 ``secure sum``: 100 rounds of one step with all examples, the rate 4; each site adds a share of the
 noise, which is enough on the sum of all 10 sites, or with only 4 shares that nobody knows, as
-``survivors`` says. Rates are those of a prototype and were not tuned. The records are in
-``results/privacy.jsonl``; what is there is not measured again, so a killed program continues.
+``survivors`` says. Rates are those of a prototype and were not tuned.
+
+``client``: 100 or 300 clients that all take part in each of 10 rounds, delta one tenth of one over
+their number, FedAvg-FT: the global model, and the personalized models that clients make of it at
+home. ``digits`` is divided iid, with an MLP with 32 hidden units, 5 epochs a round, the rate 0.5,
+bound 2: the settings of a prototype. ``fashion_mnist`` is divided by Dirichlet(0.5), with a linear
+model, one epoch a round, the rate 0.1, bound 1: of six rates and bounds at epsilon 8, the best on
+MNIST with another seed. ``alone`` trains as long at each client without any federation.
+
+The records are in ``results/privacy.jsonl``; what is there is not measured again, so a killed
+program continues.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.records import RESULTS, describe_machine, save_record
 from fedtailor.core.reading import read_lines
-from fedtailor.experiment.assembly import assemble
-from fedtailor.experiment.config import make_config
+from fedtailor.experiment.assembly import PreparedRun, assemble
+from fedtailor.experiment.config import Config, make_config
 from fedtailor.privacy.accountant import noise_for
+from fedtailor.simulation.report import RoundReport
 from fedtailor.simulation.rounds import simulate
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from fedtailor.report.parts import Figure
 
 BENCHMARK = "privacy"
 EPSILONS = (0.0, 8.0, 4.0, 2.0, 1.0)
-"""0: no noise, but the same bound."""
+"""0: no noise. Examples have the same bound then, and clients none."""
 DELTA = 1e-5
 CLIP = 0.5
 SITES = 10
 BATCH = 50
 FEWEST = 143
 """Training examples of the smallest site: it has the highest rate."""
+CLIENTS = (100, 300)
+ROUNDS = 10
+BUDGETS = ("1", "2", "4", "8", "none")
+"""Of the figure."""
 
 
-class Cell(NamedTuple):
-    """A training, and where its noise is added."""
+class ExampleCell(NamedTuple):
+    """A training whose examples are bounded, and where its noise is added."""
 
     where: str
     epsilon: float
@@ -56,43 +80,175 @@ class Cell(NamedTuple):
             f"survivors {self.survivors}, seed {self.seed}"
         )
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether the server gets sums only."""
+        return self.where == "secure sum"
 
-def cells(seeds: list[int]) -> Iterator[Cell]:
+    @property
+    def noise(self) -> float:
+        """Deviation of the noise that is needed, over the bound."""
+        plan = [(1.0, 100)] if self.is_sum else [(BATCH / FEWEST, 100)]
+        return noise_for(self.epsilon, DELTA, plan) if self.epsilon else 0.0
+
+    def config(self, data_dir: str) -> Config:
+        """Return its configuration; digits need no folder of data."""
+        training: dict[str, Any] = {"lr": self.rate, "example_clip": CLIP, "steps": 10}
+        noise = self.noise / math.sqrt(self.survivors)
+        training |= {"batch_size": BATCH, "example_noise": noise}
+        if self.is_sum:
+            training |= {"steps": 1, "batch_size": 0}
+
+        return make_config(
+            {
+                "seed": self.seed,
+                "algorithm": {"name": "fedavg"},
+                "training": training,
+                "data": {"dataset": "digits", "clients": SITES, "partition": "iid"},
+                "model": {"name": "mlp", "options": {"hidden": 32}},
+                "federation": {"rounds": 100 if self.is_sum else 10},
+                "evaluation": {"every": 0, "personalized_every": 0},
+                "engine": {"name": "reference"},
+                "privacy": {"secure_sums": self.is_sum},
+            }
+        )
+
+    def record(self, prepared: PreparedRun, last: RoundReport) -> dict[str, Any]:
+        """Return its settings and the accuracy of the global model."""
+        sizes = prepared.federation.roster.num_train
+        assert min(sizes) >= FEWEST, sizes
+        return {
+            **self._asdict(),
+            "noise": self.noise,
+            "delta": DELTA,
+            "clip": CLIP,
+            "sites": SITES,
+            "num_train": list(sizes),
+            "accuracy": accuracies(last)["global"],
+        }
+
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "digits": {
+        "data": {"partition": "iid"},
+        "model": {"name": "mlp", "options": {"hidden": 32}},
+        "training": {"lr": 0.5, "epochs": 5},
+        "clip": 2.0,
+    },
+    "fashion_mnist": {
+        "data": {"partition": "dirichlet(alpha=0.5)"},
+        "model": {"name": "linear"},
+        "training": {"lr": 0.1, "epochs": 1},
+        "clip": 1.0,
+    },
+}
+"""By data set: the sections of the configuration, and the bound of a client's contribution."""
+
+
+class ClientCell(NamedTuple):
+    """A training whose clients are protected as wholes."""
+
+    dataset: str
+    clients: int
+    budget: str
+    """Epsilon; ``none``: neither noise nor bound; ``alone``: no federation either."""
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its record."""
+        return (
+            f"client, {self.dataset}, {self.clients} clients, epsilon {self.budget}, "
+            f"seed {self.seed}"
+        )
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """The section ``[privacy]``."""
+        if self.budget in ("none", "alone"):
+            return {}
+        return {
+            "unit": "client",
+            "epsilon": float(self.budget),
+            "delta": 0.1 / self.clients,
+            "clip": SETTINGS[self.dataset]["clip"],
+        }
+
+    def config(self, data_dir: str) -> Config:
+        """Return its configuration."""
+        settings = SETTINGS[self.dataset]
+        data = {"dataset": self.dataset, "clients": self.clients, "dir": data_dir}
+        return make_config(
+            {
+                "seed": self.seed,
+                "algorithm": {"name": "local" if self.budget == "alone" else "fedavg_ft"},
+                "training": {"batch_size": BATCH, **settings["training"]},
+                "data": {**data, **settings["data"]},
+                "model": settings["model"],
+                "federation": {"rounds": ROUNDS, "participation": "all"},
+                "evaluation": {"every": 0, "personalized_every": 0},
+                "engine": {"name": "reference"},
+                "privacy": self.privacy,
+            }
+        )
+
+    def record(self, prepared: PreparedRun, last: RoundReport) -> dict[str, Any]:
+        """Return its settings, what it has told, and accuracies by evaluation point."""
+        roster = prepared.federation.roster
+        sizes = roster.num_train
+        return {
+            **self._asdict(),
+            "rounds": ROUNDS,
+            "privacy": {**self.privacy, **last.privacy},
+            "num_train": {
+                "fewest": min(sizes),
+                "mean": statistics.fmean(sizes),
+                "most": max(sizes),
+            },
+            "num_test": sum(roster.num_test),
+            "accuracy": accuracies(last),
+        }
+
+
+Cell = ExampleCell | ClientCell
+
+
+def example_cells(seeds: Sequence[int]) -> Iterator[ExampleCell]:
     """Yield all trainings, seed by seed: a stopped program leaves whole tables."""
     for seed in seeds:
         for epsilon in EPSILONS:
             for survivors in (SITES, 4):
-                yield Cell("secure sum", epsilon, 4.0, survivors, seed)
-            yield Cell("each site", epsilon, 2.0, 1, seed)
+                yield ExampleCell("secure sum", epsilon, 4.0, survivors, seed)
+            yield ExampleCell("each site", epsilon, 2.0, 1, seed)
 
 
-def measure(cell: Cell) -> dict[str, Any]:
-    """Train and return the accuracy of the global model."""
-    is_sum = cell.where == "secure sum"
-    plan = [(1.0, 100)] if is_sum else [(BATCH / FEWEST, 100)]
-    noise = noise_for(cell.epsilon, DELTA, plan) if cell.epsilon else 0.0
-    training: dict[str, Any] = {"lr": cell.rate, "example_clip": CLIP, "steps": 10}
-    training |= {"batch_size": BATCH, "example_noise": noise / math.sqrt(cell.survivors)}
-    if is_sum:
-        training |= {"steps": 1, "batch_size": 0}
+def client_cells(seeds: Sequence[int]) -> Iterator[ClientCell]:
+    """Yield all trainings, as above."""
+    for seed in seeds:
+        for dataset in SETTINGS:
+            for clients in CLIENTS:
+                for budget in (*BUDGETS, "alone"):
+                    yield ClientCell(dataset, clients, budget, seed)
 
-    config = make_config(
-        {
-            "seed": cell.seed,
-            "algorithm": {"name": "fedavg"},
-            "training": training,
-            "data": {"dataset": "digits", "clients": SITES, "partition": "iid"},
-            "model": {"name": "mlp", "options": {"hidden": 32}},
-            "federation": {"rounds": 100 if is_sum else 10},
-            "evaluation": {"every": 0, "personalized_every": 0},
-            "engine": {"name": "reference"},
-            "privacy": {"secure_sums": is_sum},
-        }
-    )
-    prepared = assemble(config, cell.seed)
-    sizes = prepared.federation.roster.num_train
-    assert min(sizes) >= FEWEST, sizes
-    reports = simulate(
+
+def accuracies(last: RoundReport) -> dict[str, float]:
+    """Return the mean accuracy over clients with test examples, by evaluation point."""
+    means = {}
+    for evaluation in last.evaluations:
+        shares = []
+        for scores in evaluation.scores.values():
+            examples = float(scores.class_total.sum())
+            if examples:
+                shares.append(float(scores.class_correct.sum()) / examples)
+
+        means[evaluation.point] = statistics.fmean(shares)
+    return means
+
+
+def measure(cell: Cell, data_dir: str) -> dict[str, Any]:
+    """Train, and return the record of a cell."""
+    prepared = assemble(cell.config(data_dir), cell.seed)
+    *_, last = simulate(
         prepared.algorithm,
         prepared.federation,
         prepared.engine,
@@ -100,42 +256,144 @@ def measure(cell: Cell) -> dict[str, Any]:
         seed=cell.seed,
         privacy=prepared.config.privacy,
     )
-    *_, last = reports
-    evaluation = next(part for part in last.evaluations if part.point == "global")
-    accuracies = []
-    for scores in evaluation.scores.values():
-        accuracies.append(float(scores.class_correct.sum() / scores.class_total.sum()))
+    return cell.record(prepared, last)
 
-    return {
-        **cell._asdict(),
-        "noise": noise,
-        "delta": DELTA,
-        "clip": CLIP,
-        "sites": SITES,
-        "num_train": list(sizes),
-        "accuracy": sum(accuracies) / len(accuracies),
+
+def read_records() -> dict[str, dict[str, Any]]:
+    """Return what has been measured, by name."""
+    path = RESULTS / f"{BENCHMARK}.jsonl"
+    return {line["name"]: line for line in read_lines(path)} if path.exists() else {}
+
+
+def rows_of_clients() -> list[dict[str, Any]]:
+    """Return mean and deviation over seeds of the models of clients, one row for each."""
+    values: dict[tuple[str, int, str, str], list[float]] = {}
+    for record in read_records().values():
+        if not record["name"].startswith("client"):
+            continue
+
+        for models, accuracy in record["accuracy"].items():
+            if models != "local":  # what clients trained in the last round
+                key = (record["dataset"], record["clients"], record["budget"], models)
+                values.setdefault(key, []).append(100 * accuracy)
+
+    rows = []
+    for (dataset, clients, budget, models), shares in sorted(values.items()):
+        row = {"dataset": dataset, "clients": clients, "budget": budget, "models": models}
+        row |= {"accuracy": statistics.fmean(shares), "seeds": len(shares)}
+        rows.append(row | {"deviation": statistics.stdev(shares) if len(shares) > 1 else 0.0})
+    return rows
+
+
+def print_table() -> None:
+    """Print a row of Markdown for every data set, number of clients and kind of models."""
+    rows = rows_of_clients()
+    cells = {
+        (row["dataset"], row["clients"], row["models"], row["budget"]): (
+            f"{row['accuracy']:.1f} ± {row['deviation']:.1f} ({row['seeds']})"
+        )
+        for row in rows
     }
+    for dataset in SETTINGS:
+        for clients in CLIENTS:
+            for models in ("global", "personalized"):
+                budgets = [*reversed(BUDGETS), *(["alone"] if models == "personalized" else [])]
+                figures = [cells.get((dataset, clients, models, one), "-") for one in budgets]
+                print(f"| {dataset} | {clients} | {models} | {' | '.join(figures)} |")
+
+
+def figure() -> Figure:
+    """Return the figure of accuracy against epsilon: a panel for each data set."""
+    from fedtailor.report.parts import Figure, Panel, ReportTable
+
+    rows = rows_of_clients()
+    panels = []
+    for dataset in SETTINGS:
+        points = [row for row in rows if row["dataset"] == dataset]
+        if points:
+            panels.append(Panel(chart=_chart(points), title=dataset))
+
+    columns = list(rows[0])
+    return Figure(
+        name="client-privacy",
+        title="What it costs to hide whole clients",
+        caption="Accuracy on the clients' own test examples, mean over clients and seeds.",
+        panels=panels,
+        table=ReportTable(columns=columns, rows=[list(row.values()) for row in rows]),
+    )
+
+
+def _chart(points: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
+    """Draw a line for each number of clients and kind of models, with deviations over seeds."""
+    import altair as alt
+
+    from fedtailor.report.charts import inline, tooltip
+
+    drawn = []
+    for point in points:
+        who = f"{point['clients']} clients, {point['models']}"
+        if point["budget"] == "alone":
+            continue
+
+        accuracy = round(point["accuracy"], 2)
+        ends = {"low": accuracy - point["deviation"], "high": accuracy + point["deviation"]}
+        drawn.append({**point, "accuracy": accuracy, "who": who, **ends})
+
+    names = [f"{clients} clients, {of}" for clients in CLIENTS for of in ("global", "personalized")]
+    colors = [f"var(--s{number})" for number in range(len(names))]
+    base = alt.Chart(inline(drawn), height=240).encode(
+        x=alt.X("budget:N", title="epsilon", sort=list(BUDGETS), axis=alt.Axis(labelAngle=0)),
+        color=alt.Color(
+            "who:N", scale=alt.Scale(domain=names, range=colors), legend=alt.Legend(title=None)
+        ),
+    )
+    accuracy = alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=12))
+    tooltips = [
+        tooltip("who", "models"),
+        tooltip("budget", "epsilon"),
+        tooltip("accuracy", "accuracy, %", ".1f"),
+        tooltip("deviation", "deviation over seeds", ".1f"),
+        tooltip("seeds", "seeds"),
+    ]
+    lines = base.mark_line(point=alt.OverlayMarkDef(size=60, filled=True)).encode(
+        y=accuracy, tooltip=tooltips
+    )
+    bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2="high:Q")
+    return alt.layer(bars, lines)
 
 
 def main() -> None:
-    """Measure what is missing."""
+    """Measure what is missing, or print or draw what there is."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("part", choices=["example"])
+    parser.add_argument("part", choices=["example", "client"])
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--data-dir", default="", help="folder of the data sets")
+    parser.add_argument("--table", action="store_true", help="only print what there is of clients")
+    parser.add_argument("--figure", type=Path, help="only draw what there is of clients")
     options = parser.parse_args()
+    if options.table:
+        print_table()
+        return
 
-    path = RESULTS / f"{BENCHMARK}.jsonl"
-    done = {line["name"] for line in read_lines(path)} if path.exists() else set()
-    for cell in cells([int(seed) for seed in options.seeds.split(",")]):
+    if options.figure:
+        from fedtailor.report.page.files import write_figure
+
+        write_figure(figure(), options.figure)
+        return
+
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    cells = example_cells(seeds) if options.part == "example" else client_cells(seeds)
+    done = read_records()
+    for cell in cells:
         if cell.name in done:
             continue
 
         machine = describe_machine()
         started = time.perf_counter()
-        record = measure(cell)
+        record = measure(cell, options.data_dir)
         seconds = time.perf_counter() - started
         save_record(BENCHMARK, cell.name, {**record, "seconds": seconds, **machine})
-        print(cell.name, f"accuracy {record['accuracy']:.3f}, {seconds:.0f} s", flush=True)
+        print(cell.name, f"accuracy {record['accuracy']}, {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

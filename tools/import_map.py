@@ -48,10 +48,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "serving": frozenset(
         {
             *("experiment", "simulation", "models", "baselines"),
-            *("data", "algorithms", "encoders", "core"),
+            *("data", "algorithms", "encoders", "privacy", "core"),
         }
     ),
-    "report": frozenset({"experiment", "data"}) | TORCH_FREE,
+    "report": frozenset({"experiment", "data", "privacy.claims"}) | TORCH_FREE,
     "experiment": frozenset(
         {"simulation", "models", "data", "algorithms", "baselines", "privacy", "core"}
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,44 +68,27 @@ def plan(
 
 def _plan(config: Config) -> dict[str, Any]:
     """Return noise and epsilons of a run that is not made."""
-    from fedtailor.privacy.accountant import Release, epsilon_of, noise_for
-    from fedtailor.privacy.plan import planned
+    from fedtailor.privacy.plan import planned_record
 
     privacy = config.privacy
-    parts = planned(config.schedule)
-    budgets = [privacy.epsilon] if privacy.epsilon else list(_BUDGETS)
-    noises = [noise_for(budget, privacy.delta, parts) for budget in budgets]
-    if privacy.noise:
-        noises = [privacy.noise]
-
-    rows = []
-    for noise in noises:
-        releases = [Release(noise, rate, times) for rate, times in parts]
-        known = [Release(noise, 1.0, config.schedule.rounds)]
-        rows.append(
-            {
-                "noise": noise,
-                "epsilon": epsilon_of(privacy.delta, releases),
-                "epsilon_known_cohort": epsilon_of(privacy.delta, known),
-            }
-        )
+    budgets = [privacy.epsilon] if privacy.epsilon or privacy.noise else list(_BUDGETS)
+    plans = []
+    for budget in budgets:
+        plans.append(planned_record(replace(privacy, epsilon=budget), config.schedule))
 
     return {
         "rounds": config.schedule.rounds,
         "participation": config.schedule.participation.as_value(),
-        "delta": privacy.delta,
-        "plans": rows,
+        "plans": plans,
     }
 
 
 def _show(record: Mapping[str, Any]) -> None:
+    from fedtailor.privacy.claims import promise_of
+
     typer.echo(
-        f"{record['rounds']} rounds, participation {record['participation']}, delta "
-        f"{record['delta']:g}. The noise is a multiple of privacy.clip."
+        f"{record['rounds']} rounds, participation {record['participation']}. The noise is a "
+        "multiple of privacy.clip."
     )
-    for row in record["plans"]:
-        known = row["epsilon_known_cohort"]
-        line = f"noise {row['noise']:.2f}: epsilon {row['epsilon']:.2f} for a client"
-        if known > row["epsilon"]:
-            line += f"; {known:.2f} for whoever knows who took part in which round"
-        typer.echo(f"{line}.")
+    for plan in record["plans"]:
+        typer.echo(f"noise {plan['noise']:.2f}: {promise_of(plan)}.")

@@ -31,6 +31,7 @@ from fedtailor.experiment.predictions import (
     write_predictions,
 )
 from fedtailor.experiment.reader import read_result
+from fedtailor.privacy import claims
 from fedtailor.simulation.report import Evaluation, Group, Point, RoundReport, RunState
 
 _POINTS: tuple[Point, ...] = ("global", "personalized")
@@ -106,6 +107,7 @@ def join_folds(
     result = {"run": str(folder.path), **facts, **joint, **_totals(folds)}
     if "majority_accuracy" in result:
         result["majority_accuracy"] = _majority_accuracy(folds)
+    result |= claims.promises_of([fold.result for fold in folds])
     points = operating_points(folds)
     if points:
         result["operating_points"] = points

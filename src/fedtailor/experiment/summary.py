@@ -31,6 +31,7 @@ from fedtailor.experiment.estimates import (
     wilson_interval,
 )
 from fedtailor.experiment.reader import chance_over_seeds
+from fedtailor.privacy.options import RECORDS
 from fedtailor.simulation.report import NOBODY, Evaluation, RoundReport
 
 Record = dict[str, Any]
@@ -38,7 +39,7 @@ Record = dict[str, Any]
 _FEWEST_OF_A_CLASS = 5
 """Test examples of every class without which nobody asks whether a client's model is better than
 chance: too few to tell."""
-_NO_MEANS = ("split_sha256", "worth_it", "operating_points")
+_NO_MEANS = ("split_sha256", "worth_it", "operating_points", *RECORDS)
 """Parts of a result that have no mean over seeds."""
 _EVENTS = {
     "quarantine": "upload{s} left out",
@@ -185,7 +186,6 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     the most frequent class of the client's training examples. ``chance`` says how many clients
     have enough test examples to ask whether the personalized model is better than chance, and at
     which it is not clear. ``positive_class`` is that of two classes.
-    ``privacy`` says what all rounds tell of a client at most, if noise hides clients.
     """
     # The round whose models the run gives, which is the best one if that was asked for.
     final = last.final or last
@@ -199,8 +199,6 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     personalized = _personalized_scores(final)
     record |= _majority_of(personalized, roster)
     record["chance"] = _chance(personalized, roster)
-    if last.privacy:
-        record["privacy"] = last.privacy
     if len(roster.classes) == 2:
         record["positive_class"] = roster.classes[schedule.positive_of(roster.classes)]
     if roster.names:
@@ -545,6 +543,12 @@ def average(results: Sequence[Record]) -> Record:
 
     if all("chance" in result for result in results):
         means["chance"] = chance_over_seeds([result["chance"] for result in results])
+
+    # Few runs have noise, and others do not import this.
+    if any(name in first for name in RECORDS):
+        from fedtailor.privacy.claims import promises_of
+
+        means |= promises_of(results)
 
     # Events are rare: a mean would round them to none.
     if "events" in first:

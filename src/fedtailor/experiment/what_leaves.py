@@ -42,6 +42,7 @@ from fedtailor.experiment.config import Config, first_training, load_config, mak
 from fedtailor.experiment.demo import SETTINGS
 from fedtailor.experiment.reader import PROVENANCE_FILE, RunRecords, read_run
 from fedtailor.models import build_model
+from fedtailor.privacy import claims
 from fedtailor.simulation.report import RoundReport
 
 SENT = ("value", "when", "what it is", "shape", "bytes", "the server uses")
@@ -85,7 +86,24 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
 
     record = _record(parts.config, parts.algorithm, task, parts.inputs, reported)
     holds = trial and any(map(holds_examples, trial.personal.values()))
-    return {**record, "model_holds_examples": holds}
+    planned = _planned_claims(parts.config, parts.algorithm)
+    return {**record, "model_holds_examples": holds, "claims": planned}
+
+
+def _planned_claims(config: Config, algorithm: AnyAlgorithm) -> list[str]:
+    """Return what noise will promise after all rounds, in sentences; nothing without noise."""
+    sentences = []
+    if config.privacy.unit == "client":
+        from fedtailor.privacy.plan import planned_record  # imports SciPy
+
+        planned = planned_record(config.privacy, config.schedule)
+        sentences.append(f"After all rounds: {claims.claim_of(planned)}")
+    if algorithm.training.example_noise > 0:
+        sentences.append(
+            "Noise hides single examples; how well depends on the steps of the method, so a "
+            "finished run says its epsilon."
+        )
+    return sentences
 
 
 def _record(
@@ -136,6 +154,7 @@ def _record(
         "rows_may_be_left_out": any(may_leave_out),
         "robust": schedule.robust,
         "model_holds_examples": None,
+        "claims": [],
     }
 
 
@@ -158,7 +177,11 @@ def what_leaves_run(path: Path, changes: Sequence[tuple[str, Any]] = ()) -> dict
         return _across_sites(records)
 
     config = load_config(path / "experiment.toml", [*changes, *_WITHOUT_ENGINE])
-    return what_leaves(assemble(first_training(config), config.seeds[0]))
+    record = what_leaves(assemble(first_training(config), config.seeds[0]))
+    if records.result is not None:
+        with content_of(path / "result.json"):
+            record["claims"] = claims.claims_of(records.result)
+    return record
 
 
 def _across_sites(records: RunRecords) -> dict[str, Any]:
@@ -347,7 +370,7 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
         notes.append("Rows of classes without examples may be left out, and tell which these are.")
     if record["model_holds_examples"]:
         notes.append("**A site's model file holds features and labels of its examples.**")
-    return notes
+    return [*notes, *record["claims"]]
 
 
 def _sent_row(value: Mapping[str, Any]) -> list[str]:

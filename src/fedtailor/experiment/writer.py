@@ -99,6 +99,7 @@ class RunWriter:
         self._folder = RunFolder(path)
         self._totals = summary.Totals()
         self._operating_points: dict[str, Any] = {}
+        self._privacy: dict[str, Any] = {}
         self._seconds_before = 0.0
         self._began = time.perf_counter()
         self._stack = ExitStack()
@@ -240,6 +241,8 @@ class RunWriter:
             self._observer.note(sentence)
 
         self._observer.round(record)
+        if report.is_last:
+            self._privacy = self._privacy_after(report)
 
         # A checkpoint after the last round would come before its models.
         every = self._plan.checkpoint_every
@@ -261,14 +264,23 @@ class RunWriter:
     def _noting_operating_points(
         self, models: Iterable[tuple[str, bytes, Mapping[str, Any]]]
     ) -> Iterator[tuple[str, bytes, Mapping[str, Any]]]:
-        """Yield all models, and keep the operating points of their cards for the result."""
+        """Yield all models, and keep the operating points of their cards for the result.
+
+        The cards say what noise promises, if there is any.
+        """
+        promises: dict[str, Any] = {}
+        if self._privacy:
+            from fedtailor.privacy.claims import of_card
+
+            promises = of_card(self._privacy)
+
         self._operating_points = {}
         for name, model, card in models:
             point = card["calibration"]["operating_point"]
             if point is not None:
                 self._operating_points[name] = point
 
-            yield name, model, card
+            yield name, model, {**card, **promises}
 
     def write_predictions(self, clients: Mapping[int, ClientPredictions]) -> None:
         """Write what models say about the single test examples of clients, by their numbers."""
@@ -285,9 +297,6 @@ class RunWriter:
         """
         self._note(_notes_on_end(last, self._plan), round=last.round)
         result = summary.result(last, self._plan.roster, self._plan.schedule)
-        if self._plan.algorithm.training.example_noise > 0:
-            result["example_privacy"] = self._example_privacy()
-
         warning = chance_warning(result["chance"])
         if warning:  # the command shows it below the result
             event = {"kind": "chance", "round": last.round, "reason": warning}
@@ -296,6 +305,7 @@ class RunWriter:
         if self._operating_points:
             result["operating_points"] = self._operating_points
 
+        result |= self._privacy
         result = {"run": str(self.path), **self._plan.facts, **result, **self._totals.record}
         result["seconds"]["total"] = self._seconds()
         if shared_verdicts:
@@ -306,6 +316,25 @@ class RunWriter:
         if self._plan.checkpoint_every > 0:
             self._save_checkpoint(last.state, result=result)
         return self.conclude()
+
+    def _privacy_after(self, last: RoundReport) -> dict[str, Any]:
+        """Return what all rounds tell of a client and of an example, if noise hides them.
+
+        Args:
+            last: the last round, which is in the records.
+        """
+        is_for_examples = self._plan.algorithm.training.example_noise > 0
+        if not last.privacy and not is_for_examples:
+            return {}
+
+        from fedtailor.privacy.claims import with_claim
+
+        records = {}
+        if last.privacy:
+            records["privacy"] = with_claim(last.privacy)
+        if is_for_examples:
+            records["example_privacy"] = with_claim(self._example_privacy())
+        return records
 
     def _example_privacy(self) -> dict[str, Any]:
         """Return what all rounds tell of an example, from the records of the clients."""

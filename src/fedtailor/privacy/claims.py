@@ -1,36 +1,124 @@
-"""What a run with noise may claim, in words. Without torch."""
+"""What noise promises, in words: one sentence for clients, and one for examples. Without torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-NOT_COVERED = (
-    "scores and training metrics",
-    "numbers of examples and names of classes",
-    "the clients' own model files, which are made from their own data",
+from fedtailor.privacy.options import RECORDS
+
+_NOT_COVERED = (
+    "scores",
+    "training metrics",
+    "numbers of examples",
+    "names of classes",
+    "the clients' own model files (made from their own data)",
 )
-"""What the server, or whoever gets a file, sees beside the noisy sums."""
+"""What is seen beside the noisy sums."""
+_OF_EXAMPLES = "several examples of one person (they add up)"
+_SEED = "and whoever knows the seed (the noise of a simulation follows from it)"
 
 
-def sentences(privacy: Mapping[str, Any]) -> list[str]:
-    """Return what the record of a run's privacy says, in sentences.
+def claim_of(record: Mapping[str, Any]) -> str:
+    """Return what a record promises, to whom, and what it does not cover, in one sentence.
+
+    Args:
+        record: ``unit``, ``epsilon`` (None: there is no bound) and ``delta``; of clients also
+            ``epsilon_known_cohort``, of examples perhaps ``epsilon_of_sums``; of several runs
+            ``runs``.
 
     Example:
-        >>> record = {"epsilon": 2.0, "epsilon_known_cohort": 4.0, "delta": 1e-5}
-        >>> sentences(record)[0].split("; ")[1]
-        '4.00 for whoever also knows who took part in which round.'
+        >>> record = {"unit": "client", "epsilon": 2.0, "epsilon_known_cohort": 4.0, "delta": 1e-5}
+        >>> claim_of(record).split("; ")[1]
+        '4.00 for whoever also knows who took part in which round'
     """
-    claim = (
-        f"epsilon {privacy['epsilon']:.2f} (delta {privacy['delta']:g}) per client, for whoever "
-        "sees the global models"
-    )
-    known = privacy["epsilon_known_cohort"]
-    if known > privacy["epsilon"]:
-        claim += f"; {known:.2f} for whoever also knows who took part in which round"
+    budget = budget_of(record)
+    runs = record.get("runs", 1)
+    if runs > 1:
+        budget += f" in each of {runs} runs (they add up)"
 
-    return [
-        f"{claim}.",
-        f"Not covered: {'; '.join(NOT_COVERED)}.",
-        "The noise follows from the seed, so the run folder itself is not protected.",
-    ]
+    claim = f"{budget}, for whoever sees the global models"
+    not_covered = [*_NOT_COVERED, _SEED]
+    if record["unit"] == "example":
+        claim = f"{budget}, the largest of all clients, for whoever sees uploads or global models"
+        not_covered = [*_NOT_COVERED, _OF_EXAMPLES, _SEED]
+
+    return f"{'; '.join([claim, *_others(record)])}; not covered: {', '.join(not_covered)}."
+
+
+def promise_of(record: Mapping[str, Any]) -> str:
+    """Return the numbers of a claim in words; see :func:`claim_of`."""
+    return "; ".join([budget_of(record), *_others(record)])
+
+
+def budget_of(record: Mapping[str, Any]) -> str:
+    """Return epsilon, delta and unit of a record in words; see :func:`claim_of`.
+
+    Example:
+        >>> budget_of({"unit": "client", "epsilon": 1.231, "delta": 1e-5})
+        'epsilon 1.24 (delta 1e-05) per client'
+    """
+    epsilon = _rounded(record["epsilon"])
+    return f"epsilon {epsilon} (delta {record['delta']:g}) per {record['unit']}"
+
+
+def claims_of(result: Mapping[str, Any]) -> list[str]:
+    """Return what the result of a run claims; nothing without noise."""
+    return [claim_of(result[name]) for name in RECORDS if name in result]
+
+
+def with_claim(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record that says in words, too, what it promises."""
+    return {**record, "claim": claim_of(record)}
+
+
+def of_card(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model card says of the noise of the run that made the model."""
+    entries = {}
+    for name in RECORDS:
+        if name in result:
+            record = with_claim(result[name])
+            entries[name] = {key: record[key] for key in ("unit", "epsilon", "delta", "claim")}
+
+    return entries
+
+
+def promises_of(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what runs on the same data promise: the records of the runs that tell most."""
+    promises = {}
+    for name in RECORDS:
+        records: list[Mapping[str, Any]] = [result[name] for result in results if name in result]
+        if records:
+            runs = sum(record.get("runs", 1) for record in records)
+            most = max(records, key=_tells)
+            promises[name] = with_claim({**most, "runs": runs})
+
+    return promises
+
+
+def _tells(record: Mapping[str, Any]) -> tuple[float, float]:
+    """Return how much a record tells, for whoever does not know the cohorts, and who does."""
+    epsilon = math.inf if record["epsilon"] is None else float(record["epsilon"])
+    known = record.get("epsilon_known_cohort")
+    return epsilon, math.inf if known is None else float(known)
+
+
+def _others(record: Mapping[str, Any]) -> list[str]:
+    """Return the epsilons for whoever knows more or sees less, in words."""
+    others = []
+    known = record.get("epsilon_known_cohort", record["epsilon"])
+    if known != record["epsilon"]:
+        others.append(f"{_rounded(known)} for whoever also knows who took part in which round")
+
+    if "epsilon_of_sums" in record:
+        of_sums = _rounded(record["epsilon_of_sums"])
+        others.append(f"{of_sums} for whoever sees sums only, if no client gives its noise away")
+    return others
+
+
+def _rounded(epsilon: float | None) -> str:
+    """Return an epsilon with two decimals, never below itself; JSON has null for infinity."""
+    if epsilon is None or math.isinf(epsilon):
+        return "without a bound"
+    return f"{math.ceil(100 * epsilon - 1e-9) / 100:.2f}"

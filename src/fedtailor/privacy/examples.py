@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 DELTA = 1e-5
@@ -109,30 +109,4 @@ def example_record(
     of_sums = epsilon_of_sums(noise, delta, history) if has_common_noise else None
     if of_sums is not None:
         record["epsilon_of_sums"] = of_sums
-    return {**record, "sentences": example_sentences(record)}
-
-
-def example_sentences(record: Mapping[str, Any]) -> list[str]:
-    """Return what a record says, in sentences.
-
-    Example:
-        >>> record = {"epsilon": 7.5, "delta": 1e-5, "epsilon_of_sums": 2.0}
-        >>> example_sentences(record)[1]
-        'For whoever sees sums only, if no client gives its noise away: 2.00.'
-    """
-    lines = [
-        f"epsilon {record['epsilon']:.2f} (delta {record['delta']:g}) per example, the largest of "
-        "all clients, for whoever sees their uploads or the global models."
-    ]
-    if "epsilon_of_sums" in record:
-        lines.append(
-            "For whoever sees sums only, if no client gives its noise away: "
-            f"{record['epsilon_of_sums']:.2f}."
-        )
-
-    return [
-        *lines,
-        "Not covered: scores and training metrics; numbers of examples; the clients' own model "
-        "files; several examples of one person, which add up.",
-        "The noise follows from the seed, so the run folder itself is not protected.",
-    ]
+    return record

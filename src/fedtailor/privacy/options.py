@@ -13,6 +13,9 @@ from fedtailor.core.schedule import Schedule
 if TYPE_CHECKING:
     from fedtailor.core.message import Field
 
+RECORDS = ("privacy", "example_privacy")
+"""Where a result says what noise promises: to clients as wholes, and to single examples."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyOptions:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedtailor.core.schedule import Schedule
-from fedtailor.privacy.accountant import noise_for
+from fedtailor.privacy.accountant import Release, epsilon_of, noise_for
 from fedtailor.privacy.options import PrivacyOptions
 
 
@@ -41,3 +43,17 @@ def noise_of(privacy: PrivacyOptions, schedule: Schedule) -> float:
     if privacy.noise:
         return privacy.noise
     return noise_for(privacy.epsilon, privacy.delta, planned(schedule))
+
+
+def planned_record(privacy: PrivacyOptions, schedule: Schedule) -> dict[str, Any]:
+    """Return what all rounds of a run will tell of a client, in the form of its result."""
+    noise = noise_of(privacy, schedule)
+    releases = [Release(noise, rate, times) for rate, times in planned(schedule)]
+    known = [Release(noise, 1.0, schedule.rounds)]
+    return {
+        "unit": "client",
+        "delta": privacy.delta,
+        "noise": noise,
+        "epsilon": epsilon_of(privacy.delta, releases),
+        "epsilon_known_cohort": epsilon_of(privacy.delta, known),
+    }

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedtailor.core.errors import one_line
+from fedtailor.core.reading import content_of
 from fedtailor.experiment.config import flatten, option_annotations
 from fedtailor.experiment.reader import LOST_WORK, RunRecords, chance_over_seeds, chance_warning
+from fedtailor.privacy.claims import budget_of, claims_of, promises_of
 from fedtailor.report.methods import Method, in_words
 from fedtailor.report.parts import round_figure
 from fedtailor.report.records import MethodRecords, MetricScores, number
@@ -85,6 +87,7 @@ def find_notes(
         *_adaptations(finished, scores, point),
         *_what_varies(finished, scores),
         *_equal_methods(finished, scores, metric),
+        *privacy_claims(finished),
     )
 
 
@@ -176,6 +179,9 @@ def _facts(method: Method, scores: Mapping[int, MetricScores]) -> dict[str, str]
     of_model = sorted(key for key in settings if key.startswith("model."))
     facts["the model"] = ", ".join(f"{key}={in_words(settings[key])}" for key in of_model)
 
+    budgets = map(budget_of, _promises(method).values())
+    facts["what noise promises"] = "; ".join(budgets) or "nothing"
+
     # What the runs of several seeds say, which need not be the same.
     of_runs: dict[str, set[str]] = {}
     for seed, run in method.finished.items():
@@ -224,6 +230,23 @@ def near_chance(finished: Sequence[Method]) -> Iterator[str]:
         sentence = chance_warning(chance_over_seeds(chances)) if chances else ""
         if sentence:
             yield f"{method.label}: {sentence}"
+
+
+def privacy_claims(finished: Sequence[Method]) -> Iterator[str]:
+    """Say of every method what noise promises, where there is any."""
+    labels: dict[str, list[str]] = {}
+    for method in finished:
+        for claim in claims_of(_promises(method)):
+            labels.setdefault(claim, []).append(method.label)
+
+    for claim, having in labels.items():
+        yield f"{', '.join(having)}: {claim}"
+
+
+def _promises(method: Method) -> dict[str, Any]:
+    """Return what noise promises in the finished runs of a method."""
+    with content_of(method.path):
+        return promises_of([run.result or {} for run in method.finished.values()])
 
 
 def large_ridges(records: Sequence[MethodRecords]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import RunRecords, refuse_inside_run
 from fedtailor.experiment.site_rows import MAJORITY, site_rows
 from fedtailor.experiment.worth_it import as_record
+from fedtailor.privacy import claims
 from fedtailor.serving.model_folder import ClientModel, write_model_folder
 from fedtailor.serving.new_client import FinishedRun, all_positions, load_finished_run, onboard
 from fedtailor.serving.site_data import (
@@ -114,7 +115,8 @@ def onboard_site(
         calibration=calibration,
     )
     origin = {"onboarded": _origin(records)}
-    write_model_folder(out, model, provenance=origin, result=result, card={"onboarded": True})
+    card = {"onboarded": True, **claims.of_card(records.result or {})}
+    write_model_folder(out, model, provenance=origin, result=result, card=card)
     if own is not None:
         write_own_models(out, {0: own})
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.cli.show.console import percent, percent_with_error, say, shortened, table
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.experiment.reader import LOST_WORK, chance_warning
+from fedtailor.privacy.options import RECORDS
 
 if TYPE_CHECKING:
     from fedtailor.report.comparison import Comparison
@@ -45,8 +46,11 @@ def show_result(result: Mapping[str, Any]) -> None:
 
     models = "predictions" if "folds" in result else "a model for every client"
     say(f"Scores and {models} are in {result['run']}")
-    if "example_privacy" in result:
-        say(" ".join(result["example_privacy"]["sentences"]))
+    if any(name in result for name in RECORDS):
+        from fedtailor.privacy.claims import claims_of
+
+        for claim in claims_of(result):
+            say(claim)
 
     warn([result])
 
@@ -262,10 +266,6 @@ def warn(results: Sequence[Mapping[str, Any]]) -> None:
         sentence = chance_warning(result.get("chance", {}))
         if sentence:
             say(f"warning: {sentence}", style="yellow")
-        if "privacy" in result:
-            from fedtailor.privacy.claims import sentences
-
-            say(" ".join(sentences(result["privacy"])))
 
     affected = []
     for result in results:

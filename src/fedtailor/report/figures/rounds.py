@@ -58,6 +58,24 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
     return figures
 
 
+def epsilons(records: Sequence[MethodRecords]) -> list[Figure]:
+    """Return what all rounds so far tell of a client, where noise hides clients."""
+
+    def told(name: str) -> Curves:
+        def values(seed: SeedRecords) -> ByRound:
+            lines = [line for line in seed.run.rounds if "privacy" in line]
+            return {int(line["round"]): number(line["privacy"][name]) for line in lines}
+
+        return _over_seeds(records, values)
+
+    quantities = [
+        Quantity("Who took part is secret", "epsilon", told("epsilon"), 0.0),
+        Quantity("Who took part is known", "epsilon", told("epsilon_known_cohort"), 0.0),
+    ]
+    caption = "What the global models of all rounds so far tell of a client, at most."
+    return _figure("epsilon", "Epsilon by round", caption, quantities)
+
+
 def gaussianity(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return how well a Gaussian of each class fits the features, where a method reports it."""
     surprise = _over_clients(records, "feature_surprise")

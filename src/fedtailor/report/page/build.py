@@ -20,7 +20,7 @@ from fedtailor.report.charts import DARK, LIGHT, page_library, page_specificatio
 from fedtailor.report.figures.clients import accuracy_by_client, accuracy_by_size, gains, partition
 from fedtailor.report.figures.inside import beta, confidence, deviation
 from fedtailor.report.figures.reliability import reliability
-from fedtailor.report.figures.rounds import accuracy_curves, costs, gaussianity
+from fedtailor.report.figures.rounds import accuracy_curves, costs, epsilons, gaussianity
 from fedtailor.report.figures.verdicts import verdict_section
 from fedtailor.report.methods import Method
 from fedtailor.report.page.comparison import compare_finished, comparison_section
@@ -119,12 +119,13 @@ def _sections(records: Sequence[MethodRecords]) -> list[Section]:
         *accuracy_by_size(records),
         *partition(records),
     ]
+    by_round = [*accuracy_curves(records), *epsilons(records)]
     inside = [*beta(records), *confidence(records), *deviation(records), *gaussianity(records)]
 
     return [
         verdict_section(records, comparison),
         comparison_section(records, comparison),
-        Section(name="curves", title="Accuracy by round", figures=accuracy_curves(records)),
+        Section(name="curves", title="Accuracy by round", figures=by_round),
         Section(name="clients", title="Clients", figures=clients),
         Section(name="methods", title="Inside the methods", figures=inside),
         Section(name="reliability", title="Calibration", figures=reliability(records)),

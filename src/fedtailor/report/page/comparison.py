@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
-from fedtailor.report.cautions import large_ridges, near_chance
+from fedtailor.report.cautions import large_ridges, near_chance, privacy_claims
 from fedtailor.report.comparison import Comparison, compare
 from fedtailor.report.parts import Cell, ReportTable, Section, round_figure
 from fedtailor.report.records import MethodRecords, SeedRecords, number
@@ -29,18 +29,19 @@ _POINT_ORDER = ("personalized", "global", "global_complete", "local")
 
 def comparison_section(records: Sequence[MethodRecords], comparison: Comparison | None) -> Section:
     """Return what the methods reached, and how they differ if several have finished."""
-    remarks = [f"Caution: {warning}" for warning in near_chance([one.method for one in records])]
+    methods = [method.method for method in records]
+    remarks = [f"Caution: {warning}" for warning in near_chance(methods)]
+    notes = list(privacy_claims(methods))
     tables: list[ReportTable] = []
     if comparison is not None:
         remarks = [f"Caution: {warning}" for warning in comparison.warnings]
-        remarks += comparison.notes
+        remarks += [note for note in comparison.notes if note not in notes]
         tables = _comparison_tables(comparison)
 
     remarks += large_ridges(records)
     unfinished = [
         method.label for method in records if len(method.method.finished) < len(method.seeds)
     ]
-    notes = []
     if unfinished:
         notes.append(f"Not finished, so with their last evaluation: {', '.join(unfinished)}.")
 
