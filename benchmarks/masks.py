@@ -18,14 +18,9 @@ from fedtailor.privacy.masks.journal import Journal
 from fedtailor.privacy.masks.keys import SiteKeys, write_bundles
 from fedtailor.privacy.masks.primitives import digest_of, point_of
 from fedtailor.privacy.masks.server import unmask
-from fedtailor.privacy.masks.session import (
-    Request,
-    Session,
-    colluding_of,
-    threshold_of,
-    write_cohort,
-)
+from fedtailor.privacy.masks.session import Request, Session, write_cohort
 from fedtailor.privacy.masks.site import MaskingSite
+from fedtailor.privacy.options import colluding_of, threshold_of
 
 REPEATS = 3
 

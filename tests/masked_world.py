@@ -13,12 +13,11 @@ from fedtailor.privacy.masks.session import (
     Request,
     Session,
     check_roster,
-    colluding_of,
     context_of,
     digest_of_download,
-    threshold_of,
 )
 from fedtailor.privacy.masks.site import MaskingSite
+from fedtailor.privacy.options import colluding_of, threshold_of
 
 RUN = "0123456789abcdef" * 2
 PLAN = digest_of("plan")

@@ -27,6 +27,8 @@ from fedtailor.deployment.options import (
     load_federation,
     load_site,
 )
+from fedtailor.deployment.policy import SitePolicy
+from fedtailor.deployment.site_privacy import SitePrivacy
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import CheckpointOptions, make_config
 from fedtailor.experiment.sweep import make_searches
@@ -271,9 +273,9 @@ def test_the_commands_of_several_machines_are_understood(capsys):
 def test_the_page_of_sites_names_every_option():
     page = (ROOT / "docs" / "sites.md").read_text()
     named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE))))
-    options = {
-        each.name for cls in (DeployOptions, SiteOptions) for each in dataclasses.fields(cls)
-    }
+    options = set()
+    for cls in (DeployOptions, SiteOptions, SitePolicy, SitePrivacy):
+        options |= {each.name for each in dataclasses.fields(cls)}
     assert options <= named
 
 

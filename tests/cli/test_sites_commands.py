@@ -204,6 +204,7 @@ def test_check_says_what_is_missing(world, capsys):
         "policy",
         "data",
         "key",
+        "privacy",
         "certificate",
         "server",
         "log",

@@ -153,6 +153,33 @@ def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
     print_result({"sites": records}, json, show_sites)
 
 
+@deploy_app.command("roster", cls=Command)
+def roster(
+    folder: ServerFolder,
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE", help="File to write.")
+    ] = "roster.json",
+    replace: Annotated[
+        bool, typer.Option("--replace", metavar="", help="Overwrite another roster.")
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the names and keys of all sites that train, for every site to trust.
+
+    It goes to every site, for 'fedtailor site trust'.
+    """
+    from fedtailor.cli.show.sites import show_roster
+    from fedtailor.deployment.federation_folder import FederationFolder
+    from fedtailor.deployment.roster import roster_of, write_roster
+
+    path = Path(out)
+    written = roster_of(FederationFolder(folder))
+    write_roster(path, written, replace=replace)
+
+    print_result({"roster": out, **written.summary()}, json, show_roster, written)
+
+
 @deploy_app.command("renew", cls=Command)
 def renew(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
     """Make a new certificate for the server, for the host that federation.toml names.

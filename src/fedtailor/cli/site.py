@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedtailor.cli.options import Debug, Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_json, print_result
-from fedtailor.core.errors import RunError
+from fedtailor.core.errors import DataError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from fedtailor.deployment.roster import SiteRoster
 
 site_app = make_app()
 
@@ -124,6 +128,82 @@ def policy(
         say(sentence)
     for key, value in decided.study.items():
         say(f"  {key} = {value}")
+
+
+@site_app.command("trust", cls=Command)
+def trust(
+    folder: SiteFolder,
+    roster: Annotated[
+        str,
+        typer.Argument(
+            metavar="ROSTER",
+            show_default=False,
+            help="The server's list of all sites, from 'fedtailor deploy roster'.",
+        ),
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", metavar="", help="Do not ask: the fingerprint was compared.")
+    ] = False,
+    fingerprint: Annotated[
+        str,
+        typer.Option(
+            metavar="DIGITS",
+            show_default=False,
+            help="Do not ask: trust the roster if it has this fingerprint.",
+        ),
+    ] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", metavar="", help="Trust it in place of another roster.")
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Trust the sites of a roster in secure sums, once its fingerprint was compared.
+
+    Compare it with the other sites, for instance by telephone, not with the server alone.
+    """
+    from fedtailor.cli.show.sites import show_trusted
+    from fedtailor.deployment.options import load_site
+    from fedtailor.deployment.trust import acceptable_roster, pin_roster
+
+    path = Path(roster)
+    chosen = acceptable_roster(folder, path, replace=replace)
+    if fingerprint:
+        _compare(fingerprint, chosen, path)
+
+    is_asked = not yes and not fingerprint
+    if not json:
+        show_trusted(chosen, load_site(folder).name)
+    if is_asked and not _agrees(json):
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(RunError.exit_code)
+
+    pin_roster(folder, chosen)
+    record = {"folder": str(folder), **chosen.summary()}
+    print_result(record, json, typer.echo, f"{folder} trusts them from its next start.")
+
+
+def _compare(typed: str, roster: SiteRoster, path: Path) -> None:
+    """Refuse a roster with another fingerprint than the one that was typed."""
+    from fedtailor.deployment.roster import parse_fingerprint, spell
+
+    pin = parse_fingerprint(typed)
+    if pin is None:
+        message = "--fingerprint must be all 64 hex digits, with or without blanks."
+        raise UsageError(message, key="--fingerprint", allowed="64 hex digits", got=typed)
+    if pin != roster.pin:
+        message = f"'{path}' has the fingerprint {spell(roster.pin)}: nothing was changed."
+        raise DataError(message, key="--fingerprint", path=path, allowed=pin, got=roster.pin)
+
+
+def _agrees(json: bool) -> bool:
+    """Ask the person at the terminal."""
+    if json or not sys.stdin.isatty():
+        hint = "compare the fingerprint, then give --fingerprint DIGITS or --yes"
+        raise UsageError(f"nobody can be asked here: {hint}.", key="--fingerprint")
+
+    typer.echo("Trust them? [y/N] ", nl=False, err=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 @site_app.command("start", cls=Command)

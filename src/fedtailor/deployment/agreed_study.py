@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.reading import read_file
 from fedtailor.core.task import Task
@@ -22,6 +18,7 @@ from fedtailor.deployment.policy import (
     rates_and_amounts,
     study_settings,
 )
+from fedtailor.deployment.site_file import write_section
 from fedtailor.experiment.assembly import make_algorithm, resolved
 from fedtailor.experiment.config import Config
 from fedtailor.models import build_model
@@ -30,7 +27,6 @@ _PLANS = 10
 """Starts of a study, because a server may begin again before all sites have answered."""
 _REQUESTS = 4
 """Of a round, at most: to train, to score, to make personal models, and one that is repeated."""
-_SECTION = re.compile(r"^\[policy\].*", re.MULTILINE | re.DOTALL)
 
 
 def allow_study(folder: Path, source: Path) -> SitePolicy:
@@ -45,18 +41,12 @@ def allow_study(folder: Path, source: Path) -> SitePolicy:
         DataError: the plan is damaged.
     """
     policy = _policy_for(_study(source), load_site(folder).policy)
-    text = (folder / SITE_FILE).read_text(encoding="utf-8")
-    rest, count = _SECTION.subn("", text)
-    if not count and re.search(r"^policy\b", text, re.MULTILINE):
-        message = f"'{folder / SITE_FILE}' has its policy in one line: write a section [policy]."
-        raise ConfigError(message, key="policy", allowed="[policy]", got="policy = {...}")
-
     # What is as it is by default needs no line.
     default = dataclasses.asdict(SitePolicy())
     values = {
         name: value for name, value in dataclasses.asdict(policy).items() if value != default[name]
     }
-    write_whole(folder / SITE_FILE, rest.rstrip() + "\n\n" + tomli_w.dumps({"policy": values}))
+    write_section(folder / SITE_FILE, "policy", values)
     return load_site(folder).policy
 
 

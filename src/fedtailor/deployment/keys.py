@@ -7,7 +7,6 @@ because clocks differ.
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime
 import ipaddress
 import os
@@ -37,6 +36,7 @@ SERVER_DAYS = 825
 """Days for which a server certificate is valid; some systems accept no more."""
 
 _KIND = "ecdsa-sha2-nistp384"
+_CURVE = "secp384r1"
 _LARGEST_FILE = 1024**2
 """Bytes of a file with a key or a certificate."""
 _LARGEST_PUBLIC_KEY = 4096
@@ -49,6 +49,8 @@ class PublicKey(NamedTuple):
     """In OpenSSH's form, without the comment."""
     fingerprint: str
     """As ``ssh-keygen -l`` prints it."""
+    point: bytes
+    """The point of the curve, compressed, in the form of X9.62: 49 bytes."""
 
 
 def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
@@ -140,17 +142,52 @@ def read_public_key(path: Path) -> PublicKey:
         message = f"'{path}' must hold one public key, on one line."
         raise DataError(message, path=path, got=f"{len(lines)} lines")
 
-    key: object = None
-    with contextlib.suppress(ValueError, UnsupportedAlgorithm):
-        key = serialization.load_ssh_public_key(lines[0])
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
+    key = parse_public_key(lines[0])
+    if key is None:
         hint = "'fedtailor site init' makes one, site.key.pub"
         message = f"'{path}' is damaged, or not the public key of a site: {hint}."
         raise DataError(message, path=path, allowed=_KIND, got=str(lines[0][:60]))
 
-    # Written again, it has no comment.
-    digest = serialization.ssh_key_fingerprint(key, hashes.SHA256())
-    return PublicKey(_public_text(key), "SHA256:" + base64.b64encode(digest).decode().rstrip("="))
+    return key
+
+
+def parse_public_key(line: bytes) -> PublicKey | None:
+    """Return the public key of a site from a line of OpenSSH; None if it is none.
+
+    Raises:
+        RunError: ``cryptography`` is not installed.
+    """
+    _require_cryptography()
+    if len(line) > _LARGEST_PUBLIC_KEY:
+        return None
+
+    try:
+        key = serialization.load_ssh_public_key(line)
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != _CURVE:
+        return None
+    return _public_key(key)
+
+
+def read_own_key(path: Path) -> PublicKey:
+    """Return the public key that belongs to the private key of a site.
+
+    Raises:
+        DataError: the file is not the private key of a site.
+        RunError: it cannot be read, or ``cryptography`` is not installed.
+    """
+    _require_cryptography()
+    content = _read(path)
+    try:
+        key = serialization.load_ssh_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _no_private_key(path) from error
+
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != _CURVE:
+        raise _no_private_key(path)
+    return _public_key(key.public_key())
 
 
 def days_left(certificate: Path) -> float:
@@ -289,6 +326,21 @@ def _private_text(
 def _public_text(key: ec.EllipticCurvePublicKey) -> str:
     form = serialization.PublicFormat.OpenSSH
     return str(key.public_bytes(serialization.Encoding.OpenSSH, form).decode())
+
+
+def _public_key(key: ec.EllipticCurvePublicKey) -> PublicKey:
+    """Describe a public key; written again, it has no comment."""
+    digest = serialization.ssh_key_fingerprint(key, hashes.SHA256())
+    fingerprint = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+    form = serialization.PublicFormat.CompressedPoint
+    point = bytes(key.public_bytes(serialization.Encoding.X962, form))
+    return PublicKey(_public_text(key), fingerprint, point)
+
+
+def _no_private_key(path: Path) -> DataError:
+    hint = "'fedtailor site init' makes one, site.key"
+    message = f"'{path}' is damaged, or not the private key of a site: {hint}."
+    return DataError(message, path=path, allowed=_KIND)
 
 
 def _load_certificate(path: Path) -> x509.Certificate:

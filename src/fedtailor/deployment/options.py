@@ -15,6 +15,7 @@ from fedtailor.core.options import Range, build, check_options, wrong_value
 from fedtailor.core.schedule import spell_baselines
 from fedtailor.data.columns import Decimal
 from fedtailor.deployment.policy import SitePolicy
+from fedtailor.deployment.site_privacy import SitePrivacy
 from fedtailor.experiment.config import (
     Config,
     check_section,
@@ -125,6 +126,8 @@ class SiteOptions:
     ``data.encoder``."""
     policy: SitePolicy = field(default_factory=SitePolicy)
     """What the site answers at all."""
+    privacy: SitePrivacy = field(default_factory=SitePrivacy)
+    """Which sites it trusts in secure sums, and what it asks of them."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="site")
@@ -213,10 +216,12 @@ def load_site(folder: Path) -> SiteOptions:
         raise ConfigError(message, key="folder", path=folder, allowed=SITE_FILE, got="none")
 
     values = read_settings(path)
-    # The policy is a table in the file.
-    policy = with_tuples(check_section("policy", values.get("policy", {})))
     values = {"name": "", "data": "", **values}
+    # Two tables of the file.
+    policy = with_tuples(check_section("policy", values.get("policy", {})))
     values["policy"] = build(SitePolicy, policy, section="policy")
+    privacy = check_section("privacy", values.get("privacy", {}))
+    values["privacy"] = build(SitePrivacy, privacy, section="privacy")
     return build(SiteOptions, with_tuples(values), section="site")
 
 

@@ -351,7 +351,13 @@ class DeployedSite:
                 raise ConfigError(message, key=f"site.{key}", allowed=list(allowed), got=name)
 
     def _refuse_against_policy(self, plan: DeploymentPlan) -> None:
-        """Refuse a plan outside of ``[policy]``, before any data are read."""
+        """Refuse a plan outside of ``[policy]`` or ``[privacy]``, before any data are read."""
+        privacy = plan.config.privacy
+        self.options.privacy.check_plan(privacy, plan.population)
+        if privacy.secure_sums:
+            message = "the plan has secure sums, which real sites do not have so far."
+            raise ConfigError(message, key="privacy.secure_sums", allowed="false", got="true")
+
         policy = self.options.policy
         policy.check_study(study_settings(plan.config))
         algorithm = plan.algorithm

@@ -25,6 +25,7 @@ from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
 from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.site_data import read_dataset
+from fedtailor.deployment.trust import describe_trust
 
 _FEWEST_DAYS = 30
 """Days before the end of the certificate from which the check says so."""
@@ -58,6 +59,7 @@ def check_site(folder: Path) -> Iterator[Check]:
     steps: dict[str, Callable[[], str]] = {
         "data": lambda: _data(folder, options),
         "key": lambda: _key(folder),
+        "privacy": lambda: describe_trust(folder, options),
         "certificate": lambda: _certificate(folder),
         "server": lambda: _server(folder, options),
         "log": lambda: _log(folder),

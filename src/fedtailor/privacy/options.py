@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import ConfigError, unknown_name
-from fedtailor.core.options import Range, check_options, wrong_value
+from fedtailor.core.options import NoResult, Range, check_options, wrong_value
 from fedtailor.core.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -15,6 +15,38 @@ if TYPE_CHECKING:
 
 RECORDS = ("privacy", "example_privacy")
 """Where a result says what noise promises: to clients as wholes, and to single examples."""
+
+
+Colluding = Annotated[int, Range(ge=0)] | Literal["none", "third"]
+"""How many sites may work with the server; see :func:`colluding_of`."""
+
+
+def colluding_of(sites: int, setting: int | str) -> int:
+    """Return how many sites may work with the server, so that it still learns sums only.
+
+    Args:
+        sites: of the roster.
+        setting: "none", "third" for less than a third, or a number.
+
+    Example:
+        >>> [colluding_of(sites, "third") for sites in (3, 4, 10)]
+        [0, 1, 3]
+    """
+    if setting == "third":
+        return max(sites - 1, 0) // 3
+    return 0 if setting == "none" else int(setting)
+
+
+def threshold_of(sites: int, colluding: int) -> int:
+    """Return how many sites must answer before a sum is opened.
+
+    Two sets of so many sites share more than ``colluding``, so that an honest site is in both.
+
+    Example:
+        >>> threshold_of(5, colluding=1)
+        4
+    """
+    return (sites + colluding) // 2 + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +58,9 @@ class PrivacyOptions:
     sites do under masks, and so shows what that costs; it does not mask."""
     smallest_sum: Annotated[int, Range(ge=2)] = 3
     """Clients that a sum is over, at least."""
+    colluding: Annotated[Colluding, NoResult()] = "third"
+    """Of real sites: how many may work with the server, which then still learns sums over two of
+    the others at least. third: fewer than a third. A simulation does not use it."""
     most_examples: Annotated[int, Range(ge=1, le=2**40)] = 2**20
     """The most training examples of one client in secure sums."""
     rare_classes: Literal["drop", "keep"] = "drop"

@@ -12,7 +12,8 @@ from fedtailor.privacy.masks import journal as journal_module
 from fedtailor.privacy.masks.keys import read_bundles, write_bundles
 from fedtailor.privacy.masks.primitives import RefusedError
 from fedtailor.privacy.masks.server import TooFewSharesError, unmask
-from fedtailor.privacy.masks.session import colluding_of, read_cohort, threshold_of, write_cohort
+from fedtailor.privacy.masks.session import read_cohort, write_cohort
+from fedtailor.privacy.options import colluding_of, threshold_of
 from masked_world import World, add, request, sha256, vectors
 
 

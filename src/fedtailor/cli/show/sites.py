@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.results import show_verdicts
@@ -15,7 +17,11 @@ from fedtailor.core.atomic import to_json
 from fedtailor.deployment.init import CERTIFICATE, NewSite
 from fedtailor.deployment.keys import PublicKey
 from fedtailor.deployment.options import FEDERATION_FILE
-from fedtailor.deployment.site_check import Check
+from fedtailor.deployment.roster import SiteRoster, spell
+
+if TYPE_CHECKING:
+    # It imports torch.
+    from fedtailor.deployment.site_check import Check
 
 
 def show_server(folder: Path, certificate: Path, address: str) -> None:
@@ -38,6 +44,24 @@ def show_added(name: str, key: PublicKey) -> None:
     say("Compare this fingerprint with the one that the site has seen, for instance by telephone.")
     say(f"{name} belongs to the runs that begin from now on.")
     say("A server that is running must be started again for it.")
+
+
+def show_roster(roster: SiteRoster) -> None:
+    """Print how many sites a roster has, and what to do with its fingerprint."""
+    typer.echo(f"{len(roster.sites)} sites. Fingerprint: {spell(roster.pin)}")
+    say(roster.describe())
+    what = "Every site compares the fingerprint with the others, by telephone, before"
+    say(f"{what} 'fedtailor site trust'.")
+
+
+def show_trusted(roster: SiteRoster, name: str) -> None:
+    """Print what the site with this name is about to trust."""
+    names = []
+    for site in roster.sites:
+        names.append(f"{site.name} (this site)" if site.name == name else site.name)
+
+    typer.echo(f"{', '.join(names)}. Fingerprint: {spell(roster.pin)}")
+    typer.echo(roster.describe())
 
 
 def show_sites(record: Mapping[str, Any]) -> None:

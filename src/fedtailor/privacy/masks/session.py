@@ -25,26 +25,6 @@ _LONGEST_SIGNATURE = 104
 """Bytes of an ECDSA signature (P-384)."""
 
 
-def colluding_of(sites: int, setting: str | int) -> int:
-    """Return how many sites may work with the server, and nothing more than a sum is known.
-
-    Args:
-        sites: of the roster.
-        setting: "none", "third" for less than a third, or a number.
-    """
-    if setting == "third":
-        return (sites - 1) // 3
-    return 0 if setting == "none" else int(setting)
-
-
-def threshold_of(sites: int, colluding: int) -> int:
-    """Return how many sites must answer before a sum is opened.
-
-    Two sets of so many sites share more than ``colluding``, so that an honest site is in both.
-    """
-    return (sites + colluding) // 2 + 1
-
-
 class Session(NamedTuple):
     """A run, and the sites that take part in its sums."""
 

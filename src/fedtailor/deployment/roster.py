@@ -1,0 +1,314 @@
+"""The roster of a federation: names and public keys of its sites, which every site pins itself.
+
+Secure sums rest on it. A server that could invent sites would know all values of a sum but one. So
+a roster has one fingerprint, which people compare, and a site takes part only with the sites of the
+roster that it has pinned. No torch, because several commands only look at it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.reading import damaged, is_missing, read_file
+from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_name
+from fedtailor.deployment.keys import PublicKey, parse_public_key
+from fedtailor.deployment.options import FEDERATION_FILE, load_federation
+from fedtailor.privacy.options import PrivacyOptions, colluding_of, threshold_of
+
+ROSTER_FILE = "roster.json"
+"""In the folder of a site: the roster that it has pinned."""
+
+_FORMAT = 1
+_KEYS = ("format", "sites", "colluding", "threshold", "smallest_sum")
+_SITE_KEYS = ("name", "key")
+_LARGEST = 2**24
+"""Bytes of a roster."""
+_PREFIX = "sha256:"
+_GROUP = 4
+"""Hex digits of a group of a fingerprint."""
+_SHORT = 4 * _GROUP
+
+
+class RosterSite(NamedTuple):
+    """A site of a roster; its place is its number."""
+
+    name: str
+    key: PublicKey
+
+
+@dataclass(frozen=True)
+class SiteRoster:
+    """The sites of a federation, and how many of them may fail to answer or to be honest."""
+
+    sites: tuple[RosterSite, ...]
+    """In the order of their names, so that the number of a site is that of a run."""
+    colluding: int
+    """How many of them may work with the server."""
+    smallest_sum: int
+    """Sites that a sum is over at least, as the server says; see :attr:`fewest`."""
+
+    @property
+    def threshold(self) -> int:
+        """Sites that must answer before a sum is opened."""
+        return threshold_of(len(self.sites), self.colluding)
+
+    @property
+    def fewest(self) -> int:
+        """Sites that a sum is over at least: two of them do not work with the server."""
+        return max(self.smallest_sum, self.colluding + 2)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of all that the roster says: points, names, and the three numbers."""
+        # It needs cryptography, which the output of other commands does not.
+        from fedtailor.privacy.masks.primitives import digest_of, pack
+
+        numbers = (self.colluding, self.threshold, self.smallest_sum)
+        points = [site.key.point for site in self.sites]
+        names = [site.name.encode() for site in self.sites]
+        return digest_of("roster", *points, *names, *map(pack, numbers))
+
+    @property
+    def pin(self) -> str:
+        """The digest as ``site.toml`` has it: ``sha256:`` and 64 hex digits."""
+        return _PREFIX + self.digest.hex()
+
+    def to_text(self) -> str:
+        """Return the roster as JSON; :func:`read_roster` reads it."""
+        record = {
+            "format": _FORMAT,
+            "sites": [{"name": site.name, "key": site.key.text} for site in self.sites],
+            "colluding": self.colluding,
+            "threshold": self.threshold,
+            "smallest_sum": self.smallest_sum,
+        }
+        return to_json(record, indent=2) + "\n"
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the commands print as JSON."""
+        return {
+            "sites": [site.name for site in self.sites],
+            "fingerprint": self.pin,
+            "colluding": self.colluding,
+            "threshold": self.threshold,
+            "smallest_sum": self.fewest,
+        }
+
+    def describe(self) -> str:
+        """Return in sentences what its numbers mean."""
+        count = len(self.sites)
+        helpers = f"{self.colluding or 'none'} may work with the server"
+        sentences = [
+            f"Sums over at least {self.fewest} sites; {self.threshold} of {count} sites must "
+            f"answer; {helpers}."
+        ]
+        if self.fewest == count:
+            sentences.append(f"No site may miss a round: the sum of {count - 1} is refused.")
+        if self.fewest == 2:
+            sentences.append("Of a sum over two sites, each of the two knows the other's value.")
+
+        return " ".join(sentences)
+
+
+def spell(pin: str, *, short: bool = False) -> str:
+    """Return a fingerprint as people compare it: groups of four hex digits, upper case.
+
+    Args:
+        pin: ``sha256:`` and the hex digits.
+        short: whether to show its beginning only.
+
+    Example:
+        >>> spell("sha256:4f2a91c077de0b13aa")
+        '4F2A 91C0 77DE 0B13 AA'
+    """
+    digits = pin.removeprefix(_PREFIX).upper()
+    shown = digits[:_SHORT] if short else digits
+    groups = [shown[start : start + _GROUP] for start in range(0, len(shown), _GROUP)]
+    return " ".join([*groups, "..."] if short else groups)
+
+
+def parse_fingerprint(text: str) -> str | None:
+    """Return a fingerprint that a person has typed in the form of a pin; None if it is none.
+
+    Blanks, capitals and ``sha256:`` do not matter.
+    """
+    digits = "".join(text.lower().split()).removeprefix(_PREFIX)
+    is_whole = len(digits) == 64 and set(digits) <= set("0123456789abcdef")
+    return _PREFIX + digits if is_whole else None
+
+
+def roster_of(folder: FederationFolder) -> SiteRoster:
+    """Return the roster of the sites that train, with the numbers of ``federation.toml``.
+
+    Sites that were registered as new take part in no sum, and so are not in it.
+
+    Raises:
+        ConfigError: ``federation.toml`` is wrong, or a sum needs more sites than there are.
+        DataError: a file of the folder is damaged.
+        RunError: ``cryptography`` is not installed.
+    """
+    privacy = load_federation(folder.path / FEDERATION_FILE).config.privacy
+    registered = [site for site in folder.sites() if not site.new]
+    return _make_roster(registered, privacy, folder.path)
+
+
+def write_roster(path: Path, roster: SiteRoster, *, replace: bool) -> None:
+    """Write a roster; the same one may be there already.
+
+    Args:
+        path: the file.
+        roster: to write.
+        replace: whether another roster may be overwritten. Other files never are.
+
+    Raises:
+        ConfigError: there is another roster.
+        DataError: there is another file.
+        RunError: the file cannot be written.
+    """
+    try:
+        other = read_roster(path)
+    except DataError as error:
+        if not is_missing(error):
+            message = f"'{path}' is not a roster, and is not overwritten: {error.message}"
+            raise DataError(message, path=path) from error
+    else:
+        if other != roster and not replace:
+            spelled = spell(other.pin, short=True)
+            message = f"'{path}' holds another roster ({spelled}): --replace overwrites it."
+            raise ConfigError(message, key="out", path=path, got=other.pin)
+
+    write_whole(path, roster.to_text())
+
+
+def read_roster(path: Path) -> SiteRoster:
+    """Read a roster; it may come from a stranger.
+
+    Raises:
+        DataError: the file cannot be read, or is not a roster as :func:`write_roster` writes it.
+        RunError: ``cryptography`` is not installed.
+    """
+    raw = read_file(path, limit=_LARGEST)
+    try:
+        record = json.loads(raw.decode(), object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as reason:
+        raise damaged(path, str(reason)) from reason
+
+    _check_fields(record, _KEYS, "the roster", path)
+    if record["format"] != _FORMAT:
+        raise damaged(path, f"its format must be {_FORMAT}, and is {record['format']!s:.80}")
+    if not isinstance(record["sites"], list):
+        raise damaged(path, "its sites are not a list")
+
+    sites = tuple(_read_site(site, path) for site in record["sites"])
+    _check_sites(sites, path)
+    numbers = {key: _whole(record[key], key, path) for key in _KEYS[2:]}
+    roster = SiteRoster(sites, numbers["colluding"], numbers["smallest_sum"])
+    _check_numbers(roster, numbers["threshold"], path)
+    return roster
+
+
+def _make_roster(
+    registered: Sequence[Registered], privacy: PrivacyOptions, folder: Path
+) -> SiteRoster:
+    count = len(registered)
+    colluding = colluding_of(count, privacy.colluding)
+    fewest = max(privacy.smallest_sum, colluding + 2)
+    if count < fewest:
+        raise ConfigError(
+            f"a sum is over {fewest} sites at least (privacy.smallest_sum, privacy.colluding + 2), "
+            f"and '{folder}' has {count} that train: register more with 'fedtailor deploy add'.",
+            key="privacy.smallest_sum",
+            allowed=f"{count} or less",
+            got=fewest,
+        )
+
+    sites = []
+    for site in registered:
+        key = parse_public_key(site.key.encode())
+        if key is None:
+            raise damaged(folder, f"the key of {site.name} is not the public key of a site")
+        sites.append(RosterSite(site.name, key))
+
+    return SiteRoster(tuple(sites), colluding, privacy.smallest_sum)
+
+
+def _read_site(record: Any, path: Path) -> RosterSite:
+    _check_fields(record, _SITE_KEYS, "a site", path)
+    name = record["name"]
+    text = record["key"]
+    if not isinstance(name, str) or not isinstance(text, str):
+        raise damaged(path, "a name or key is not text")
+
+    try:
+        check_name(name)
+    except ConfigError as error:
+        raise damaged(path, error.message) from error
+
+    # A comment in the line of a key would be part of no fingerprint.
+    key = parse_public_key(text.encode(errors="replace"))
+    if key is None or key.text != text:
+        raise damaged(path, f"the key of {name} is not the public key of a site")
+    return RosterSite(name, key)
+
+
+def _check_sites(sites: Sequence[RosterSite], path: Path) -> None:
+    names = [site.name for site in sites]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise damaged(path, f"{count} sites are called {name}")
+
+    if names != sorted(names):
+        raise damaged(path, "its sites are not in the order of their names")
+
+    owners: dict[bytes, str] = {}
+    for site in sites:
+        other = owners.setdefault(site.key.point, site.name)
+        if other != site.name:
+            raise damaged(path, f"{other} and {site.name} have the same key")
+
+
+def _check_numbers(roster: SiteRoster, threshold: int, path: Path) -> None:
+    count = len(roster.sites)
+    if roster.smallest_sum < 2:
+        raise damaged(path, f"a sum over {roster.smallest_sum} is the value of a single site")
+    if roster.fewest > count:
+        raise damaged(path, f"it has {count} sites, and a sum is over {roster.fewest} at least")
+    if threshold != roster.threshold:
+        right = f"{roster.threshold} of {count} sites must answer"
+        raise damaged(path, f"{right} with colluding = {roster.colluding}, not {threshold}")
+
+
+def _check_fields(record: Any, keys: Sequence[str], what: str, path: Path) -> None:
+    if not isinstance(record, Mapping):
+        raise damaged(path, f"{what} is not an object")
+
+    unknown = [key for key in record if key not in keys]
+    if unknown:
+        raise damaged(path, f"{what} has an unknown field '{unknown[0]:.80}'")
+
+    missing = [key for key in keys if key not in record]
+    if missing:
+        raise damaged(path, f"{what} has no field '{missing[0]}'")
+
+
+def _whole(value: Any, key: str, path: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        raise damaged(path, f"{key} is not a whole number from 0 on")
+    return value
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, of which readers could otherwise read different values."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        doubled = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the field '{doubled:.80}' is there twice")
+    return record

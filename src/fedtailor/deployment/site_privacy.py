@@ -1,0 +1,108 @@
+"""What a site asks of secure sums and noise: ``[privacy]`` in ``site.toml``. No torch.
+
+The values of the site win: what the server plans must be at least as strict.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.options import Range, check_options, wrong_value
+from fedtailor.privacy.options import Colluding, PrivacyOptions, colluding_of
+
+_PIN = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePrivacy:
+    """The ``[privacy]`` section of ``site.toml``."""
+
+    roster: str = ""
+    """Fingerprint of the roster that the site trusts, which ``fedtailor site trust`` writes; empty:
+    of none."""
+    require_secure_sums: bool = False
+    """Whether the site refuses plans in which the server gets its messages and not only sums."""
+    smallest_sum: Annotated[int, Range(ge=2)] = 3
+    """Sites that a sum is over, at least."""
+    colluding: Colluding = "third"
+    """How many sites may work with the server, at least, without that it learns more than sums.
+    third: fewer than a third of the sites that train."""
+    most_epsilon: Annotated[float, Range(ge=0)] = 0.0
+    """The most that a plan may tell by ``privacy.epsilon``; plans without differential privacy are
+    refused then. 0: any plan."""
+    allow_bisect: bool = False
+    """Whether the server may ask for sums over halves of the sites, to find who spoils a sum."""
+
+    def __post_init__(self) -> None:
+        check_options(self, owner="privacy")
+        if self.roster and not _PIN.fullmatch(self.roster):
+            allowed = "sha256: and 64 hex digits, as 'fedtailor site trust' writes it"
+            raise wrong_value("privacy.roster", allowed, self.roster)
+
+    def check_sums(self, who: str, fewest: int, colluding: int, num_sites: int) -> None:
+        """Check that sums are as strict as the site wants them.
+
+        Args:
+            who: asks for them, for the message.
+            fewest: sites that a sum is over, at least.
+            colluding: sites that may work with the server.
+            num_sites: sites that train.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        if fewest < self.smallest_sum:
+            least = f"{self.smallest_sum} or more"
+            message = f"{who} asks for a sum over {fewest} sites; site.toml allows {least}."
+            raise ConfigError(message, key="privacy.smallest_sum", allowed=least, got=fewest)
+
+        own = colluding_of(num_sites, self.colluding)
+        if colluding < own:
+            message = (
+                f"{who} allows for privacy.colluding = {colluding}, sites that work with the "
+                f"server; site.toml asks for {own} or more."
+            )
+            raise ConfigError(message, key="privacy.colluding", allowed=f"{own} or more")
+
+    def check_plan(self, privacy: PrivacyOptions, num_sites: int) -> None:
+        """Check that a plan protects the site as it wants to be protected.
+
+        Args:
+            privacy: the section of the plan.
+            num_sites: sites of the plan that can take part in training.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if self.require_secure_sums and not privacy.secure_sums:
+            message = "the plan has no secure sums; site.toml requires them."
+            raise ConfigError(message, key="privacy.secure_sums", allowed="true", got="false")
+
+        if privacy.secure_sums:
+            if not self.roster:
+                message = "this site trusts no roster for secure sums: 'fedtailor site trust'."
+                raise ConfigError(message, key="privacy.roster", allowed="a roster", got="none")
+
+            colluding = colluding_of(num_sites, privacy.colluding)
+            fewest = max(privacy.smallest_sum, colluding + 2)
+            self.check_sums("the server", fewest, colluding, num_sites)
+
+        self._check_epsilon(privacy)
+
+    def _check_epsilon(self, privacy: PrivacyOptions) -> None:
+        if not self.most_epsilon:
+            return
+
+        is_bounded = privacy.unit != "none" and 0 < privacy.epsilon <= self.most_epsilon
+        if not is_bounded:
+            planned = "no differential privacy"
+            if privacy.unit != "none":
+                planned = f"privacy.epsilon = {privacy.epsilon:g}"
+            message = (
+                f"the plan has {planned}; site.toml allows an epsilon of {self.most_epsilon:g} "
+                "or less."
+            )
+            raise ConfigError(message, key="privacy.epsilon", allowed=f"{self.most_epsilon:g}")
