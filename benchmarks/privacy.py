@@ -1,6 +1,7 @@
 """Accuracy against epsilon: what differential privacy costs.
 
     python -m benchmarks.privacy example [--seeds 0,1,2]
+    python -m benchmarks.privacy statistics [--seeds 0,1,2]
     python -m benchmarks.privacy client [--seeds 0,1,2] [--data-dir FOLDER]
     python -m benchmarks.privacy client --table          # only print what there is
     python -m benchmarks.privacy client --figure FILE    # only draw it: .html, .pdf, .svg, .png
@@ -11,6 +12,10 @@ rounds of 10 steps with batches of 50, the learning rate 2, noise at every site 
 ``secure sum``: 100 rounds of one step with all examples, the rate 4; each site adds a share of the
 noise, which is enough on the sum of all 10 sites, or with only 4 shares that nobody knows, as
 ``survivors`` says. Rates are those of a prototype and were not tuned.
+
+``statistics``: the same number of sites, whose split follows from the seed; methods of one exchange
+on the normalized pixels, shortened to the norm 8: the root of 64, their number. ``server``: noise
+once, on the sum of all sites; ``sites``: at each of them.
 
 ``client``: 100 or 300 clients that all take part in each of 10 rounds, delta one tenth of one over
 their number, FedAvg-FT: the global model, and the personalized models that clients make of it at
@@ -29,7 +34,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,6 +60,12 @@ SITES = 10
 BATCH = 50
 FEWEST = 143
 """Training examples of the smallest site: it has the highest rate."""
+FEATURE_CLIP = 8.0
+STATISTICS: Mapping[str, Mapping[str, Any]] = {
+    "means and covariance": {"name": "fedcgs", "head": "lda"},
+    "means": {"name": "fedncm"},
+}
+"""Methods of one exchange, by what they send beside counts."""
 CLIENTS = (100, 300)
 ROUNDS = 10
 BUDGETS = ("1", "2", "4", "8", "none")
@@ -124,6 +135,55 @@ class ExampleCell(NamedTuple):
             "clip": CLIP,
             "sites": SITES,
             "num_train": list(sizes),
+            "accuracy": accuracies(last)["global"],
+        }
+
+
+class StatisticsCell(NamedTuple):
+    """One exchange of sums, and who adds the noise."""
+
+    method: str
+    where: str
+    """``server`` or ``sites``."""
+    epsilon: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its record."""
+        return (
+            f"statistics, {self.method}, {self.where}, epsilon {self.epsilon:g}, seed {self.seed}"
+        )
+
+    def config(self, data_dir: str) -> Config:
+        """Return its configuration; digits need no folder of data."""
+        privacy: dict[str, Any] = {}
+        if self.epsilon:
+            privacy = {"unit": "example", "epsilon": self.epsilon, "delta": DELTA}
+            privacy["noise_from"] = self.where
+
+        data = {"dataset": "digits", "clients": SITES, "partition": "iid", "seed": "run"}
+        return make_config(
+            {
+                "seed": self.seed,
+                "algorithm": {**STATISTICS[self.method], "feature_clip": FEATURE_CLIP},
+                "data": data,
+                "evaluation": {"every": 0, "personalized_every": 0},
+                "engine": {"name": "reference"},
+                "privacy": privacy,
+            }
+        )
+
+    def record(self, prepared: PreparedRun, last: RoundReport) -> dict[str, Any]:
+        """Return its settings and the accuracy of the global model."""
+        assert last.privacy.get("epsilon", 0.0) <= self.epsilon
+        return {
+            **self._asdict(),
+            "noise": last.privacy.get("noise", 0.0),
+            "delta": DELTA,
+            "clip": FEATURE_CLIP,
+            "sites": SITES,
+            "num_train": list(prepared.federation.roster.num_train),
             "accuracy": accuracies(last)["global"],
         }
 
@@ -210,7 +270,7 @@ class ClientCell(NamedTuple):
         }
 
 
-Cell = ExampleCell | ClientCell
+Cell = ExampleCell | StatisticsCell | ClientCell
 
 
 def example_cells(seeds: Sequence[int]) -> Iterator[ExampleCell]:
@@ -222,6 +282,16 @@ def example_cells(seeds: Sequence[int]) -> Iterator[ExampleCell]:
             yield ExampleCell("each site", epsilon, 2.0, 1, seed)
 
 
+def statistics_cells(seeds: Sequence[int]) -> Iterator[StatisticsCell]:
+    """Yield all exchanges, as above."""
+    for seed in seeds:
+        for method in STATISTICS:
+            yield StatisticsCell(method, "server", 0.0, seed)
+            for epsilon in EPSILONS[1:]:
+                for where in ("server", "sites"):
+                    yield StatisticsCell(method, where, epsilon, seed)
+
+
 def client_cells(seeds: Sequence[int]) -> Iterator[ClientCell]:
     """Yield all trainings, as above."""
     for seed in seeds:
@@ -229,6 +299,13 @@ def client_cells(seeds: Sequence[int]) -> Iterator[ClientCell]:
             for clients in CLIENTS:
                 for budget in (*BUDGETS, "alone"):
                     yield ClientCell(dataset, clients, budget, seed)
+
+
+PARTS: Mapping[str, Callable[[Sequence[int]], Iterator[Cell]]] = {
+    "example": example_cells,
+    "statistics": statistics_cells,
+    "client": client_cells,
+}
 
 
 def accuracies(last: RoundReport) -> dict[str, float]:
@@ -365,7 +442,7 @@ def _chart(points: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
 def main() -> None:
     """Measure what is missing, or print or draw what there is."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("part", choices=["example", "client"])
+    parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--data-dir", default="", help="folder of the data sets")
     parser.add_argument("--table", action="store_true", help="only print what there is of clients")
@@ -382,7 +459,7 @@ def main() -> None:
         return
 
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    cells = example_cells(seeds) if options.part == "example" else client_cells(seeds)
+    cells = PARTS[options.part](seeds)
     done = read_records()
     for cell in cells:
         if cell.name in done:

@@ -37,7 +37,7 @@ def released(mechanism, *uploads, key=KEY):
 def sums(mechanism, *uploads):
     totals = {name: FieldSum(range(len(uploads))) for name in MESSAGES}
     for client, one in enumerate(uploads):
-        bounded = ClientBounds(mechanism, SENT).bounded(one)
+        bounded = ClientBounds(mechanism, SENT).bounded(one, client)
         for name, total in totals.items():
             total.add(client, bounded[name])
     return {name: total.total() for name, total in totals.items()}
@@ -49,8 +49,8 @@ def norm(contribution):
 
 def test_all_fields_are_bounded_together():
     # 3, 4, and twice 1 on the diagonal: the norm is the root of 27.
-    free = ClientBounds(mechanism(clip=100.0), SENT).bounded(upload())
-    short = ClientBounds(mechanism(clip=2.0), SENT).bounded(upload())
+    free = ClientBounds(mechanism(clip=100.0), SENT).bounded(upload(), 0)
+    short = ClientBounds(mechanism(clip=2.0), SENT).bounded(upload(), 0)
 
     assert norm(free) == pytest.approx(27**0.5, rel=1e-5)
     assert norm(short) == pytest.approx(2.0, rel=1e-5)
@@ -60,7 +60,7 @@ def test_all_fields_are_bounded_together():
 
 
 def test_no_change_stays_none():
-    nothing = ClientBounds(mechanism(), SENT).bounded(upload(size=0.0))
+    nothing = ClientBounds(mechanism(), SENT).bounded(upload(size=0.0), 0)
     assert norm(nothing) == 0
 
 

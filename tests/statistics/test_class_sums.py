@@ -127,3 +127,55 @@ def test_without_variance_a_shrunk_covariance_is_the_identity():
     assert torch.equal(shrunk, torch.eye(4, dtype=torch.float64).expand(2, 4, 4))
     half = class_sums.shrunk(torch.diag(torch.tensor([0.0, 2.0])), torch.tensor(3), 0.5)
     assert half.tolist() == [[0.5, 0.0], [0.0, 1.5]]
+
+
+def noisy_sums(noise, squares="pooled", *, d=8, n=300):
+    """Return sums over examples of three classes with noise of some deviations, and the noise."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, d, generator=draw, dtype=torch.float64) + y[:, None]
+    examples = ExampleSet(x, y, None, torch.ones(n))
+    sums = class_sums.add_up(examples, 3, squares)
+    noisy = [
+        part + deviation * torch.randn(part.shape, generator=draw, dtype=torch.float64)
+        for part, deviation in zip(sums, noise, strict=True)
+    ]
+    return class_sums.ClassSums(*noisy), noise
+
+
+@pytest.mark.parametrize("deviation", [0.1, 30.0, 3000.0])
+def test_a_repaired_covariance_is_positive_definite_above_its_noise(deviation):
+    sums, noise = noisy_sums(class_sums.SumsNoise(1.0, 1.0, deviation))
+    clean = class_sums.repaired(sums, noise, most_norm=10.0)
+    eigenvalues = torch.linalg.eigvalsh(clean.within_covariance()) * clean.counts.sum()
+    assert float(eigenvalues.min()) > 0
+
+    level = deviation * 8**0.5
+    is_multiple_of_identity = torch.allclose(eigenvalues, eigenvalues.mean().expand(8))
+    assert is_multiple_of_identity == (deviation == 3000.0)
+    if not is_multiple_of_identity:
+        assert float(eigenvalues.min()) >= 0.5 * level * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("squares", ["diagonal", "by_class"])
+def test_repaired_variances_of_classes_are_positive(squares):
+    sums, noise = noisy_sums(class_sums.SumsNoise(1.0, 1.0, 200.0), squares)
+    clean = class_sums.repaired(sums, noise, most_norm=10.0)
+    if squares == "diagonal":
+        assert float(clean.variance_by_class().min()) > 0
+    else:
+        assert float(torch.linalg.eigvalsh(clean.covariance_by_class()).min()) > 0
+
+
+def test_repaired_counts_and_means_are_within_their_bounds():
+    sums, noise = noisy_sums(class_sums.SumsNoise(500.0, 1000.0, 0.0), "none")
+    clean = class_sums.repaired(sums, noise, most_norm=2.0)
+    assert float(clean.counts.min()) >= 500.0
+    assert float(clean.means().norm(dim=1).max()) <= 2.0 * (1 + 1e-12)
+
+
+def test_sums_of_almost_no_noise_stay():
+    sums, noise = noisy_sums(class_sums.SumsNoise(1e-9, 1e-9, 1e-9))
+    clean = class_sums.repaired(sums, noise, most_norm=100.0)
+    for one, other in zip(clean, sums, strict=True):
+        torch.testing.assert_close(one, other)

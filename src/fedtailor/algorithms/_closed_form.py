@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -65,6 +66,8 @@ def as_messages(value: Any) -> Any:
     return tree.map(lambda leaf: leaf.to(torch.get_default_dtype()), value)
 
 
+_ROUNDING = 1e-6
+"""By how much long features are shortened further, for the rounding of their numbers."""
 UNUSED_TRAINING = tuple(field.name for field in dataclasses.fields(ft.Training))
 """Nothing is trained."""
 
@@ -113,6 +116,15 @@ class FrozenBody(ft.OneGlobalModel, ft.Algorithm[S, tuple[()], Personal]):
 class ClosedForm(FrozenBody[ServerState]):
     """Base of a method whose head follows from sums; it adds which ones, and how."""
 
+    feature_clip: ft.NonNegativeFloat = 0.0
+    """Features of a larger norm are shortened to it, those of training examples and those that the
+    head predicts from; 0: none are. ``privacy.unit = "example"`` needs it: a public number."""
+
+    @property
+    def feature_bound(self) -> float:
+        """Return the bound of the norm of features."""
+        return self.feature_clip
+
     @property
     def squares(self) -> class_sums.Squares:
         """Which second moments the head needs."""
@@ -131,7 +143,7 @@ class ClosedForm(FrozenBody[ServerState]):
         classes = task.num_classes
         d = task.model.feature_dim
         return {
-            **sum_fields(classes, d, self.squares),
+            **sum_fields(classes, d, self.squares, self.feature_clip),
             "head": head_field(self.head_shapes(classes, d)),
         }
 
@@ -151,10 +163,14 @@ class ClosedForm(FrozenBody[ServerState]):
     ) -> ft.ClientUpdate:
         """Add up the features of the client's examples."""
         features = self.frozen_features(task, data.train, key)
+        features = features._replace(x=self._bounded(features.x))
         sums = class_sums.add_up(
             features, task.num_classes, self.squares, torch.get_default_dtype()
         )
-        return ft.ClientUpdate((), upload_of(sums), metrics={"steps": torch.zeros(())})
+
+        # Which classes are missing would tell more of examples than a bound allows.
+        upload = upload_of(sums, all_rows=self.feature_clip > 0)
+        return ft.ClientUpdate((), upload, metrics={"steps": torch.zeros(())})
 
     def aggregate(
         self, server: ServerState, received: ft.Received, cohort: ft.Cohort
@@ -162,6 +178,27 @@ class ClosedForm(FrozenBody[ServerState]):
         """Make the head from the sums of the clients."""
         head = self.fit(received_sums(received))
         return server._replace(head=as_messages(head)), ()
+
+    def repaired(self, received: ft.Received, noise: Mapping[str, float]) -> ft.Received:
+        """Return sums whose means are within the bound, and whose scatter is above the noise."""
+        deviations = class_sums.SumsNoise(**{"squares": 0.0, **noise})
+        sums = class_sums.repaired(received_sums(received), deviations, self.feature_clip)
+        values = as_messages(sums)._asdict()
+        return {name: field._replace(value=values[name]) for name, field in received.items()}
+
+    def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
+        """Return the features of the body, bounded as those of training examples are."""
+        return self._bounded(super().features(task, personal, x))
+
+    def _bounded(self, z: Tensor) -> Tensor:
+        """Return features (n, d) of a norm of at most the bound, if there is one."""
+        if not self.feature_clip:
+            return z
+
+        norm = z.double().norm(dim=1, keepdim=True)
+        longest = self.feature_clip * (1 - _ROUNDING)
+        shortened: Tensor = z.double() * (longest / norm.clamp_min(longest))
+        return shortened.to(torch.get_default_dtype())
 
 
 def linear_shapes(num_classes: int, d: int) -> Any:
@@ -174,28 +211,40 @@ def head_field(shapes: Any) -> ft.Field:
     return ft.Field(kind="statistics", shapes=shapes, reduction="none")
 
 
-def sum_fields(num_classes: int, d: int, squares: class_sums.Squares) -> dict[str, ft.Field]:
+def sum_fields(
+    num_classes: int, d: int, squares: class_sums.Squares, feature_clip: float = 0.0
+) -> dict[str, ft.Field]:
     """Declare the sums over a client's examples."""
     # Sums grow with the examples of a client, sums of squares also with the scale of features.
+    bounds = {"counts": 2.0**20, "sums": 2.0**24, "squares": 2.0**28}
+    if feature_clip:
+        # With room for noise.
+        most = 2.0**22
+        bounds = {"counts": most, "sums": most * feature_clip, "squares": most * feature_clip**2}
+
     field = partial(ft.Field, reduction="sum", down=False)
-    by_class = partial(field, weight_axes=1)
+    by_class = field if feature_clip else partial(field, weight_axes=1)
     fields = {
-        "counts": by_class(kind="counts", shapes=(num_classes,), bound=2.0**20),
-        "sums": by_class(kind="statistics", shapes=(num_classes, d), bound=2.0**24),
+        "counts": by_class(kind="counts", shapes=(num_classes,), bound=bounds["counts"]),
+        "sums": by_class(kind="statistics", shapes=(num_classes, d), bound=bounds["sums"]),
     }
     if squares != "none":
         shape = class_sums.squares_shape(squares, num_classes, d)
         declare = by_class if len(shape) == 2 else field
-        fields["squares"] = declare(kind="statistics", shapes=shape, bound=2.0**28)
+        fields["squares"] = declare(kind="statistics", shapes=shape, bound=bounds["squares"])
     return fields
 
 
-def upload_of(sums: class_sums.ClassSums) -> dict[str, ft.Sum]:
+def upload_of(sums: class_sums.ClassSums, *, all_rows: bool = False) -> dict[str, ft.Sum]:
     """Return sums as fields of an upload, rounded once to the type of messages.
 
-    Rows of classes without examples are not sent.
+    Rows of classes without examples are not sent, unless all are.
     """
     rounded = as_messages(sums)
+    if all_rows:
+        values = rounded._asdict()
+        return {name: ft.Sum(value) for name, value in values.items() if value.numel()}
+
     is_sent = (rounded.counts > 0).to(rounded.counts.dtype)
     upload = {"counts": ft.Sum(rounded.counts, is_sent), "sums": ft.Sum(rounded.sums, is_sent)}
     if rounded.squares.dim() == 2:

@@ -71,14 +71,22 @@ def _plan(config: Config) -> dict[str, Any]:
     from fedtailor.privacy.plan import planned_record
 
     privacy = config.privacy
+    schedule = config.schedule
+    if privacy.unit == "example":
+        # Methods of sums over features have rounds of their own.
+        from fedtailor.experiment.assembly import make_algorithm, with_exchanges
+
+        schedule = with_exchanges(schedule, make_algorithm(config))
+
     budgets = [privacy.epsilon] if privacy.epsilon or privacy.noise else list(_BUDGETS)
     plans = []
     for budget in budgets:
-        plans.append(planned_record(replace(privacy, epsilon=budget), config.schedule))
+        plans.append(planned_record(replace(privacy, epsilon=budget), schedule))
 
     return {
-        "rounds": config.schedule.rounds,
-        "participation": config.schedule.participation.as_value(),
+        "unit": privacy.unit,
+        "rounds": schedule.rounds,
+        "participation": schedule.participation.as_value(),
         "plans": plans,
     }
 
@@ -86,9 +94,13 @@ def _plan(config: Config) -> dict[str, Any]:
 def _show(record: Mapping[str, Any]) -> None:
     from fedtailor.privacy.claims import promise_of
 
+    rounds = "1 round" if record["rounds"] == 1 else f"{record['rounds']} rounds"
+    of = "privacy.clip"
+    if record["unit"] == "example":
+        of = "the largest norm of what an example adds"
+
     typer.echo(
-        f"{record['rounds']} rounds, participation {record['participation']}. The noise is a "
-        "multiple of privacy.clip."
+        f"{rounds}, participation {record['participation']}. The noise is a multiple of {of}."
     )
     for plan in record["plans"]:
         typer.echo(f"noise {plan['noise']:.2f}: {promise_of(plan)}.")

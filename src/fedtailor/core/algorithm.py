@@ -134,6 +134,22 @@ class Algorithm(ABC, Generic[S, C, P]):
         return task._replace(training=self.training)
 
     @property
+    def feature_bound(self) -> float | None:
+        """Return the largest norm of features in sums over examples; 0 if none is set.
+
+        None: uploads are not (only) ``counts``, ``sums`` and perhaps ``squares`` of features, so
+        that ``privacy.unit = "example"`` cannot add noise.
+        """
+        return None
+
+    def repaired(self, received: Received, noise: Mapping[str, float]) -> Received:
+        """Return noisy sums over features as some that examples could have; by default as they are.
+
+        ``noise``: its standard deviation on every number, by field.
+        """
+        return received
+
+    @property
     def adaptation(self) -> Sequence[Adaptation]:
         """What ``personalize`` does with a client's data, in order; empty: nothing."""
         return ()

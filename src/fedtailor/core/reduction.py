@@ -332,8 +332,8 @@ def _join_parts(left: PartialSum, right: PartialSum) -> PartialSum:
 class Bounds(Protocol):
     """What bounds the contribution of a client to the sums of a round."""
 
-    def bounded(self, upload: Upload) -> Upload:
-        """Return the contribution of a sound upload."""
+    def bounded(self, upload: Upload, client: int) -> Upload:
+        """Return the contribution of a sound upload of a client."""
 
 
 class Reduction(NamedTuple):
@@ -354,15 +354,15 @@ class Reduction(NamedTuple):
         by_field = self.fixed.fields if self.fixed is not None else {}
         return {name: FieldSum(ids, by_field.get(name)) for name in self.summed}
 
-    def problem_with(self, upload: Upload) -> Problem | None:
+    def problem_with(self, upload: Upload, client: int) -> Problem | None:
         """Return why a sound upload does not fit into the sums, or None if it does."""
-        if self.fixed is None or self.bounds is not None:
+        if self.fixed is None:
             return None
-        return self.fixed.problem_with(upload)
+        return self.fixed.problem_with(self.bounded(upload, client))
 
-    def bounded(self, upload: Upload) -> Upload:
+    def bounded(self, upload: Upload, client: int) -> Upload:
         """Return what of a sound upload goes into the sums."""
-        return upload if self.bounds is None else self.bounds.bounded(upload)
+        return upload if self.bounds is None else self.bounds.bounded(upload, client)
 
     def bytes_of(self, upload: Upload, messages: Messages) -> int:
         """Return the bytes of a sound upload on its way into the sums."""

@@ -47,6 +47,24 @@ def refuse_untrainable(config: Config, federation: Federation) -> None:
         )
 
 
+def refuse_private_normalization(config: Config, divided: DividedData) -> None:
+    """Check that one example does not change the inputs of others, if noise is to hide it.
+
+    Raises:
+        ConfigError: it does.
+    """
+    dataset = divided.dataset
+    is_embedded = dataset.encoder is not None
+    standardizes = config.data.standardizes(dataset.kind, is_embedded=is_embedded)
+    if config.privacy.unit == "example" and standardizes:
+        hint = (
+            "Mean and deviation of all training examples are not protected; data.mean and "
+            "data.std can be public ones."
+        )
+        allowed = "'dataset' or 'l2' with privacy.unit = 'example'"
+        raise wrong_value("data.normalize", allowed, config.data.normalize, hint)
+
+
 def refuse_impossible_augmentation(training: Training, shape: tuple[int, ...]) -> None:
     """Check that examples of a shape can be moved and mirrored as ``[training]`` asks for.
 
@@ -240,6 +258,7 @@ def assemble(
     normalize = normalization(divided)
     federation = to_federation(divided, Task(model, num_classes, shape), normalize)
     federation = _with_other_models(federation, config.model.others)
+    refuse_private_normalization(config, divided)
 
     # What the data and the model cannot do is refused before the first round.
     refuse_untrainable(config, federation)

@@ -100,7 +100,9 @@ def _prepare(config: Config, canaries: int) -> Config:
     """
     if config.privacy.unit != "client":
         hint = "There is no noise on sums of clients to test."
-        raise wrong_value("privacy.unit", "'client' for an audit of noise", "none", hint)
+        raise wrong_value(
+            "privacy.unit", "'client' for an audit of noise", config.privacy.unit, hint
+        )
     if len(config.seeds) > 1:
         raise wrong_value("seeds", "one seed for an audit", list(config.seeds))
     if canaries < FEWEST_CANARIES:

@@ -303,7 +303,7 @@ def run_seed(
             if writer.result is not None:
                 return writer.conclude()
 
-            is_noisy = prepared.config.privacy.unit == "client"
+            is_noisy = prepared.config.privacy.unit != "none"
 
             # A round is on disk before the next one begins.
             for report in simulate(

@@ -93,7 +93,7 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
 def _planned_claims(config: Config, algorithm: AnyAlgorithm) -> list[str]:
     """Return what noise will promise after all rounds, in sentences; nothing without noise."""
     sentences = []
-    if config.privacy.unit == "client":
+    if config.privacy.unit != "none":
         from fedtailor.privacy.plan import planned_record  # imports SciPy
 
         planned = planned_record(config.privacy, config.schedule)

@@ -16,7 +16,14 @@ _NOT_COVERED = (
     "the clients' own model files (made from their own data)",
 )
 """What is seen beside the noisy sums."""
+_OF_SUMS = ("scores", "numbers of examples", "names of classes", "options chosen on the same data")
+"""The same for sums over features, of which the clients' models are made."""
 _OF_EXAMPLES = "several examples of one person (they add up)"
+_WHO = {
+    "server": "whoever sees the global model, but for the server, which adds the noise",
+    "sites": "whoever sees uploads or the global model",
+}
+"""To whom noise on sums over features promises something, by who adds it."""
 _SEED = "and whoever knows the seed (the noise of a simulation follows from it)"
 
 
@@ -25,8 +32,8 @@ def claim_of(record: Mapping[str, Any]) -> str:
 
     Args:
         record: ``unit``, ``epsilon`` (None: there is no bound) and ``delta``; of clients also
-            ``epsilon_known_cohort``, of examples perhaps ``epsilon_of_sums``; of several runs
-            ``runs``.
+            ``epsilon_known_cohort``, of examples perhaps ``epsilon_of_sums``; of sums over
+            features ``noise_from``; of several runs ``runs``.
 
     Example:
         >>> record = {"unit": "client", "epsilon": 2.0, "epsilon_known_cohort": 4.0, "delta": 1e-5}
@@ -40,7 +47,10 @@ def claim_of(record: Mapping[str, Any]) -> str:
 
     claim = f"{budget}, for whoever sees the global models"
     not_covered = [*_NOT_COVERED, _SEED]
-    if record["unit"] == "example":
+    if "noise_from" in record:
+        claim = f"{budget}, for {_WHO[record['noise_from']]}"
+        not_covered = [*_OF_SUMS, _OF_EXAMPLES, _SEED]
+    elif record["unit"] == "example":
         claim = f"{budget}, the largest of all clients, for whoever sees uploads or global models"
         not_covered = [*_NOT_COVERED, _OF_EXAMPLES, _SEED]
 

@@ -141,8 +141,8 @@ class ClientBounds(NamedTuple):
     mechanism: ClientMechanism
     sent: Sent
 
-    def bounded(self, upload: Upload) -> Upload:
-        """Return the contribution of a sound upload."""
+    def bounded(self, upload: Upload, client: int) -> Upload:
+        """Return the contribution of a sound upload, whoever sent it."""
         return self.mechanism.bounded(upload, self.sent)
 
 

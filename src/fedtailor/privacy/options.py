@@ -67,16 +67,24 @@ class PrivacyOptions:
     """What becomes of classes that fewer than ``smallest_sum`` clients have, in means that are
     weighted by class: such a mean would be the value of one or two clients."""
 
-    unit: Literal["none", "client"] = "none"
-    """What differential privacy protects: nothing, or all that a client contributes."""
+    unit: Literal["none", "client", "example"] = "none"
+    """What differential privacy protects: nothing, all that a client contributes, or single
+    training examples in the sums over features that methods of one exchange send."""
     epsilon: Annotated[float, Range(ge=0)] = 0.0
-    """What all rounds may tell of a client at most; 0: ``noise`` says how much noise there is."""
+    """What all rounds may tell of a client or an example at most; 0: ``noise`` says how much noise
+    there is."""
     delta: Annotated[float, Range(ge=1e-10, lt=1)] = 1e-5
-    """Probability with which they may tell more: far below one over the number of clients."""
+    """Probability with which they may tell more: far below one over the number of clients, or of
+    examples."""
     noise: Annotated[float, Range(ge=0)] = 0.0
-    """Standard deviation of the noise over ``clip``; 0: the least that ``epsilon`` allows."""
+    """Standard deviation of the noise over ``clip``, or over the largest norm of what an example
+    adds; 0: the least that ``epsilon`` allows."""
+    noise_from: Literal["server", "sites"] = "server"
+    """Who adds the noise to sums over features: the server once, to the sum of all clients, or
+    every client to its own sums, so that nobody has to be trusted."""
     clip: Annotated[float, Range(gt=0)] = 1.0
-    """Largest norm of what a client changes in a round, over all fields."""
+    """Largest norm of what a client changes in a round, over all fields. Examples have
+    ``algorithm.feature_clip`` in its place."""
     scales: dict[str, Any] = field(default_factory=dict)
     """By field: what its changes are divided by before they are bounded, a public number; 1 if it
     is missing. A field of a larger scale gets more of the noise."""
@@ -87,10 +95,20 @@ class PrivacyOptions:
             if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
                 raise wrong_value(f"privacy.scales.{name}", "a number above 0", scale)
 
-        if self.unit == "client" and not (self.epsilon or self.noise):
+        if self.unit != "none" and not (self.epsilon or self.noise):
             hint = "privacy.noise sets the noise itself."
-            allowed = "above 0 with privacy.unit = 'client'"
+            allowed = f"above 0 with privacy.unit = '{self.unit}'"
             raise wrong_value("privacy.epsilon", allowed, self.epsilon, hint)
+
+        if self.unit == "example" and (self.clip != 1.0 or self.scales):
+            key = "privacy.scales" if self.scales else "privacy.clip"
+            hint = "algorithm.feature_clip bounds what an example adds."
+            got = self.scales or self.clip
+            raise wrong_value(key, "left out with privacy.unit = 'example'", got, hint)
+
+        if self.unit != "example" and self.noise_from != "server":
+            allowed = "'server' unless privacy.unit = 'example'"
+            raise wrong_value("privacy.noise_from", allowed, self.noise_from)
 
     def check(self, schedule: Schedule, num_trainable: int) -> None:
         """Check the section against the schedule and the clients that can train.
@@ -98,8 +116,8 @@ class PrivacyOptions:
         Raises:
             ConfigError: they do not fit together.
         """
-        if self.unit == "client":
-            _check_schedule(schedule)
+        if self.unit != "none":
+            _check_schedule(schedule, self.unit)
         if not self.secure_sums:
             return
 
@@ -165,14 +183,14 @@ class PrivacyOptions:
             )
 
 
-def _check_schedule(schedule: Schedule) -> None:
+def _check_schedule(schedule: Schedule, unit: str) -> None:
     """Check that nothing of a run looks at single clients."""
     if schedule.robust != "none":
         allowed = "'none' with federation.robust, which compares single uploads"
-        raise wrong_value("privacy.unit", allowed, "client")
+        raise wrong_value("privacy.unit", allowed, unit)
     if schedule.watches_validation:
         allowed = "'none' with evaluation.select = 'best' or patience, which look at scores"
-        raise wrong_value("privacy.unit", allowed, "client")
+        raise wrong_value("privacy.unit", allowed, unit)
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -32,8 +32,16 @@ def _is_full(schedule: Schedule, round: int) -> bool:
     return round == schedule.rounds and schedule.participation.full_last_round
 
 
-def planned(schedule: Schedule) -> list[tuple[float, int]]:
-    """Return rate and number of the releases of all rounds."""
+def planned(schedule: Schedule, unit: str = "client") -> list[tuple[float, int]]:
+    """Return rate and number of the releases of all rounds.
+
+    Args:
+        schedule: of the run.
+        unit: ``client``, or ``example``: no draw hides an example.
+    """
+    if unit == "example":
+        return [(1.0, schedule.rounds)]
+
     rates = [rate_of(schedule, round) for round in range(1, schedule.rounds + 1)]
     return [(rate, rates.count(rate)) for rate in dict.fromkeys(rates)]
 
@@ -42,16 +50,22 @@ def noise_of(privacy: PrivacyOptions, schedule: Schedule) -> float:
     """Return the noise that is asked for, or the least one that keeps to the budget."""
     if privacy.noise:
         return privacy.noise
-    return noise_for(privacy.epsilon, privacy.delta, planned(schedule))
+    return noise_for(privacy.epsilon, privacy.delta, planned(schedule, privacy.unit))
 
 
 def planned_record(privacy: PrivacyOptions, schedule: Schedule) -> dict[str, Any]:
-    """Return what all rounds of a run will tell of a client, in the form of its result."""
+    """Return what all rounds of a run will tell, in the form of its result.
+
+    Of an example if that is the unit of the options, else of a client.
+    """
+    unit = "example" if privacy.unit == "example" else "client"
     noise = noise_of(privacy, schedule)
-    releases = [Release(noise, rate, times) for rate, times in planned(schedule)]
+    releases = [Release(noise, rate, times) for rate, times in planned(schedule, unit)]
     known = [Release(noise, 1.0, schedule.rounds)]
+    who = {"noise_from": privacy.noise_from} if unit == "example" else {}
     return {
-        "unit": "client",
+        "unit": unit,
+        **who,
         "delta": privacy.delta,
         "noise": noise,
         "epsilon": epsilon_of(privacy.delta, releases),

@@ -1,15 +1,21 @@
-"""The noisy sums of a run whose clients are protected as wholes: made, counted, and reported."""
+"""The noisy sums of a run with differential privacy: made, counted, and reported."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from fedtailor.core import rng
+from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.errors import RunError
-from fedtailor.core.message import Messages, Received
+from fedtailor.core.federation import Roster
+from fedtailor.core.message import Messages, Received, Reduced
 from fedtailor.core.reduction import PartialSum
 from fedtailor.core.schedule import Schedule
+from fedtailor.privacy.accountant import Release, epsilon_of
+from fedtailor.privacy.class_statistics import SiteNoise, SumsMechanism
 from fedtailor.privacy.ledger import Ledger, LedgerEntry
 from fedtailor.privacy.mechanism import ClientBounds, ClientMechanism, Sent, digest_of
 from fedtailor.privacy.options import PrivacyOptions
@@ -18,7 +24,7 @@ from fedtailor.simulation.report import RoundReport
 
 
 class Releases:
-    """Makes the noisy sums of a run."""
+    """Makes the noisy sums of a run whose clients are protected as wholes."""
 
     def __init__(
         self,
@@ -49,7 +55,7 @@ class Releases:
             scales=privacy.scales,
         )
 
-    def bounds(self, sent: Sent) -> ClientBounds:
+    def bounds(self, report: RoundReport, sent: Sent, seed: int) -> ClientBounds:
         """Return what bounds the uploads of a round, in which the server has sent some values."""
         return ClientBounds(self.mechanism, sent)
 
@@ -61,30 +67,134 @@ class Releases:
         Raises:
             RunError: they would tell more than the budget allows, or the ledger cannot be written.
         """
-        privacy = self._privacy
         entry = LedgerEntry(
             round=report.round,
             attempt=report.attempt,
             noise=self.mechanism.noise,
             rate=rate_of(self._schedule, report.round),
-            clip=privacy.clip,
+            clip=self._privacy.clip,
             cohort=tuple(report.cohort),
             digest=digest_of(totals),
         )
+        _enter(entry, report, self._ledger, self._privacy, self._schedule)
 
-        spent = self._ledger.spent(privacy.delta, [entry])
-        if privacy.epsilon and spent.epsilon > privacy.epsilon:
-            done = report.round - 1
-            raise RunError(
-                f"privacy.epsilon = {privacy.epsilon:g} is used up after {done} of "
-                f"{self._schedule.rounds} rounds.",
-                key="privacy.epsilon",
-            )
-
-        # No release without its entry.
-        self._ledger.add(entry)
-        report.privacy = {"unit": "client", "delta": privacy.delta, **spent._asdict()}
         key = rng.new_key(seed, round=report.round, purpose=f"privacy/attempt/{report.attempt}")
         # All take part in a full last round.
         expected = expected_clients(self._schedule, report.round, self._num_trainable)
         return replace(self.mechanism, expected=expected).release(totals, sent, key)
+
+
+class ExampleReleases:
+    """Makes the noisy sums over features of a run whose examples are protected."""
+
+    def __init__(
+        self,
+        privacy: PrivacyOptions,
+        schedule: Schedule,
+        roster: Roster,
+        algorithm: AnyAlgorithm,
+        ledger: Ledger | None,
+    ) -> None:
+        """Find the noise.
+
+        Args:
+            privacy: the options, whose unit is the example.
+            schedule: how many rounds there are.
+            roster: the clients, and their numbers of examples.
+            algorithm: bounds the features, and repairs noisy sums.
+            ledger: what was released before, and what will be; None: it stays in memory.
+        """
+        self._privacy = privacy
+        self._schedule = schedule
+        self._algorithm = algorithm
+        self._ledger = ledger if ledger is not None else Ledger()
+        self.mechanism = SumsMechanism(
+            radius=algorithm.feature_bound or 0.0,
+            noise=noise_of(privacy, schedule),
+            most_examples=max(roster.num_train, default=0),
+        )
+
+    def bounds(self, report: RoundReport, sent: Sent, seed: int) -> SiteNoise | None:
+        """Return what adds noise to uploads, once they are in the ledger; None: the server does.
+
+        Raises:
+            RunError: they would tell more than the budget allows, or the ledger cannot be written.
+        """
+        if self._privacy.noise_from == "server":
+            return None
+
+        # Another attempt sends the same numbers, of the same noise.
+        name = f"sites/{seed}/{report.round}"
+        self._enter(report, hashlib.sha256(name.encode()).hexdigest())
+        return SiteNoise(self.mechanism, seed, report.round)
+
+    def release(
+        self, report: RoundReport, totals: Mapping[str, PartialSum], sent: Sent, seed: int
+    ) -> Received:
+        """Return the noisy sums of a round, once they are in the ledger.
+
+        Raises:
+            RunError: they would tell more than the budget allows, or the ledger cannot be written.
+        """
+        sums = {name: total.leaves[""] for name, total in totals.items()}
+        noise = self.mechanism.deviations(sums)
+        if self._privacy.noise_from == "server":
+            self._enter(report, digest_of(totals))
+            key = rng.new_key(seed, round=report.round, purpose=f"privacy/attempt/{report.attempt}")
+            sums = self.mechanism.with_noise(sums, key)
+        else:
+            # Noises of clients add up.
+            num_clients = float(totals["counts"].weight)
+            noise = {name: one * math.sqrt(num_clients) for name, one in noise.items()}
+            self._report_sums(report, num_clients)
+
+        received = {name: Reduced(sums[name], total.weight) for name, total in totals.items()}
+        return self._algorithm.repaired(received, noise)
+
+    def _report_sums(self, report: RoundReport, num_clients: float) -> None:
+        """Report what sums tell whoever sees nothing else: it is claimed for one release."""
+        if not self._privacy.secure_sums or self._schedule.rounds > 1:
+            return
+
+        release = Release(self.mechanism.noise * math.sqrt(num_clients), rate=1.0, times=1)
+        report.privacy["epsilon_of_sums"] = epsilon_of(self._privacy.delta, [release])
+
+    def _enter(self, report: RoundReport, digest: str) -> None:
+        entry = LedgerEntry(
+            round=report.round,
+            attempt=report.attempt,
+            noise=self.mechanism.noise,
+            rate=1.0,
+            clip=self.mechanism.radius,
+            cohort=tuple(report.cohort),
+            digest=digest,
+        )
+        _enter(entry, report, self._ledger, self._privacy, self._schedule)
+
+
+def _enter(
+    entry: LedgerEntry,
+    report: RoundReport,
+    ledger: Ledger,
+    privacy: PrivacyOptions,
+    schedule: Schedule,
+) -> None:
+    """Write a release into the ledger, and what all of them tell into the report.
+
+    Raises:
+        RunError: it would tell more than the budget allows, or the ledger cannot be written.
+    """
+    spent = ledger.spent(privacy.delta, [entry])
+    if privacy.epsilon and spent.epsilon > privacy.epsilon:
+        done = report.round - 1
+        raise RunError(
+            f"privacy.epsilon = {privacy.epsilon:g} is used up after {done} of "
+            f"{schedule.rounds} rounds.",
+            key="privacy.epsilon",
+        )
+
+    # No release without its entry.
+    ledger.add(entry)
+    report.privacy = {"unit": privacy.unit, "delta": privacy.delta, **spent._asdict()}
+    if privacy.unit == "example":
+        report.privacy |= {"noise": entry.noise, "noise_from": privacy.noise_from}

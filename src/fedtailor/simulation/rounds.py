@@ -227,6 +227,8 @@ def _check_privacy(
     """Check that the server can do its work with what it may see."""
     messages = algorithm.messages(algorithm.bind(roster.common_task))
     privacy.check_fields(type(algorithm).__name__, messages)
+    if privacy.unit == "example":
+        _check_features(algorithm)
     _check_buffers(algorithm, roster, privacy)
     privacy.check(schedule, len(roster.trainable_clients))
 
@@ -263,14 +265,40 @@ def _check_examples(algorithm: AnyAlgorithm, roster: Roster) -> None:
             raise wrong_value("training.example_clip", allowed, got, hint)
 
 
-def _bounds_examples(cls: type[AnyAlgorithm]) -> bool:
-    """Return whether a method says that it bounds examples.
+def _check_features(algorithm: AnyAlgorithm) -> None:
+    """Check that uploads are sums over bounded features."""
+    name = type(algorithm).__name__
+    bound = algorithm.feature_bound if _says(type(algorithm), "feature_bound") else None
+    if bound is None:
+        instead = "choose fedncm, fed3r or fedcgs, or privacy.unit = 'none'"
+        if _bounds_examples(type(algorithm)):
+            instead = "training.example_clip and training.example_noise protect its examples"
+        raise ConfigError(
+            f"privacy.unit = 'example' is for sums over features, and {name} sends more or other "
+            f"things: {instead}.",
+            key="privacy.unit",
+            got="example",
+        )
 
-    What a method says does not hold for a class derived from it that trains in another way.
+    if not bound:
+        hint = "It is the largest norm of features, a public number that no private data decides."
+        allowed = "above 0 with privacy.unit = 'example'"
+        raise wrong_value("algorithm.feature_clip", allowed, bound, hint)
+
+
+def _bounds_examples(cls: type[AnyAlgorithm]) -> bool:
+    """Return whether a method says that it bounds examples."""
+    return cls.bounds_examples and _says(cls, "bounds_examples")
+
+
+def _says(cls: type[AnyAlgorithm], claim: str) -> bool:
+    """Return whether what a method claims holds for a class.
+
+    It does not hold for a class derived from it that trains in another way.
     """
     for base in cls.__mro__:
-        if "bounds_examples" in base.__dict__:
-            return cls.bounds_examples
+        if claim in base.__dict__:
+            return True
         if "local_update" in base.__dict__:
             return False
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.core.server_optimizer import ServerOptimizer
     from fedtailor.privacy.ledger import Ledger
-    from fedtailor.simulation.noisy_sums import Releases
+    from fedtailor.simulation.noisy_sums import ExampleReleases, Releases
 
 _ATTEMPTS = 3
 """Attempts at a round in which too few uploads can be used, if every client was to train in one of
@@ -200,11 +200,7 @@ class RunServer:
             )
             self.fewest_uploads = max(self.fewest_uploads, privacy.smallest_sum)
 
-        self.releases: Releases | None = None
-        if privacy.unit == "client":
-            from fedtailor.simulation.noisy_sums import Releases
-
-            self.releases = Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
+        self.releases = self._make_releases(privacy, ledger)
 
         # A draw of fewer clients could not succeed.
         fewest = max(schedule.participation.min_clients, self.fewest_uploads)
@@ -218,6 +214,21 @@ class RunServer:
             resume = RunState(compact(server))
 
         self.state = resume.on(device)
+
+    def _make_releases(
+        self, privacy: PrivacyOptions, ledger: Ledger | None
+    ) -> Releases | ExampleReleases | None:
+        """Return what makes the noisy sums of the run; None: there are none."""
+        if privacy.unit == "none":
+            return None
+
+        # Few runs have noise, and others do not import this.
+        from fedtailor.simulation.noisy_sums import ExampleReleases, Releases
+
+        schedule = self.schedule
+        if privacy.unit == "client":
+            return Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
+        return ExampleReleases(privacy, schedule, self.roster, self.algorithm, ledger)
 
     @property
     def has_more_rounds(self) -> bool:
@@ -264,7 +275,8 @@ class RunServer:
         shared = self.broadcast(report.round, report.cohort)
         bounds = None
         if self.releases is not None:
-            bounds = self.releases.bounds(sent_values(shared, self.messages))
+            sent = sent_values(shared, self.messages)
+            bounds = self.releases.bounds(report, sent, self.seed)
         reduction = Reduction(self.summed, tuple(report.cohort), self.fixed, bounds)
         self.send_per_client(report.round, clients)
         request = TrainRequest(
@@ -333,7 +345,7 @@ class RunServer:
             num_train = self.roster.num_train[client]
             problem = (
                 problem_with(reply.upload, self.messages, num_train)
-                or attempt.reduction.problem_with(reply.upload)
+                or attempt.reduction.problem_with(reply.upload, client)
                 or problem
             )
 
@@ -345,7 +357,8 @@ class RunServer:
         if client in attempt.cohort:
             if num_bytes is None:
                 num_bytes = attempt.reduction.bytes_of(reply.upload, self.messages)
-                reply = reply._replace(upload=attempt.reduction.bounded(reply.upload))
+                bounded = attempt.reduction.bounded(reply.upload, client)
+                reply = reply._replace(upload=bounded)
             attempt.bytes_up += num_bytes
 
         attempt.add(client, reply)

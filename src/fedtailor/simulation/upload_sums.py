@@ -61,7 +61,7 @@ class UploadSums:
 
         problem = (
             problem_with(output.upload, messages, job.size)
-            or self._reduction.problem_with(output.upload)
+            or self._reduction.problem_with(output.upload, job.client)
             or problem_at_client(output.state, output.metrics)
         )
         if problem is not None or job.client not in self._members:
@@ -70,7 +70,8 @@ class UploadSums:
 
         # What is summed is taken out of the output, so that it is not sent too.
         num_bytes = self._reduction.bytes_of(output.upload, messages)
-        output = output._replace(upload=self._reduction.bounded(output.upload))
+        bounded = self._reduction.bounded(output.upload, job.client)
+        output = output._replace(upload=bounded)
         entries, output = self._take_out(output)
         self._add_unless_alone(job.client, entries)
         return output._replace(num_bytes=num_bytes)
