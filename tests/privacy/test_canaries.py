@@ -8,6 +8,7 @@ from fedtailor.core import rng
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Field, Mean
 from fedtailor.core.reduction import FieldSum
+from fedtailor.privacy.added_noise import AddedNoise
 from fedtailor.privacy.canaries import AuditedMechanism, Canaries
 from fedtailor.privacy.mechanism import ClientMechanism
 
@@ -33,7 +34,9 @@ def canaries_of(count=20, rates=(1.0,), seed=0):
 
 
 def mechanism_with(canaries, noise=0.0):
-    return AuditedMechanism(MESSAGES, CLIP, noise, 10.0, SCALES, canaries)
+    return AuditedMechanism(
+        MESSAGES, CLIP, noise or 1e-12, 10.0, SCALES, canaries, AddedNoise(MESSAGES)
+    )
 
 
 def honest_totals():
@@ -84,7 +87,7 @@ def test_without_noise_a_score_is_what_was_contributed():
 
     assert 0 < canaries.inside.sum() < 20
     np.testing.assert_allclose(canaries.scores, 3 * CLIP * canaries.inside, atol=1e-4)
-    np.testing.assert_array_equal(canaries.noise, 0)
+    np.testing.assert_allclose(canaries.noise, 0, atol=1e-9)
 
 
 def test_the_server_receives_what_canaries_contribute():
@@ -125,3 +128,47 @@ def test_more_canaries_than_numbers_are_refused():
     assert len(canaries_of(count=74).inside) == 74
     with pytest.raises(ConfigError, match="at most 74, the numbers that a client sends, got 75"):
         canaries_of(count=75)
+
+
+def noise_of(rounds, **changes):
+    """Return the noise of some rounds, by field and path, some of it changed."""
+    plain = ClientMechanism(MESSAGES, CLIP, 1.5, 10.0, SCALES)
+    totals = honest_totals()
+    for round in rounds:
+        noisy = plain.noisy(totals, rng.new_key(3, round=round, purpose="noise"))
+        for name, change in changes.items():
+            noisy[name] = {path: change(leaf, round) for path, leaf in noisy[name].items()}
+        yield noisy
+
+
+def parts_of(noises):
+    added = AddedNoise(MESSAGES)
+    for noise in noises:
+        added.see(noise, 1.5 * CLIP)
+    return {part.part: part for part in added.parts()}
+
+
+def test_right_noise_of_every_part_is_what_is_claimed():
+    parts = parts_of(noise_of(range(1, 400)))
+    assert set(parts) == {"model/weight", "model/bias", "covariance", "control"}
+    for part in parts.values():
+        assert part.share == pytest.approx(1.0, abs=0.05)
+        assert part.share_of_rounds == pytest.approx(1.0, abs=0.6)
+        assert not part.is_too_small and not part.repeats
+
+
+def test_noise_that_is_missing_repeats_or_cancels_is_found():
+    less = parts_of(noise_of(range(1, 20), control=lambda leaf, round: 0.5 * leaf))
+    assert [name for name, part in less.items() if part.is_too_small] == ["control"]
+
+    first = {}
+    same = parts_of(
+        noise_of(range(1, 20), control=lambda leaf, round: first.setdefault("noise", leaf))
+    )
+    assert same["control"].repeats and not same["model/bias"].repeats
+
+    opposite = []
+    for noisy in noise_of(range(1, 9)):
+        negative = {path: -leaf for path, leaf in noisy["covariance"].items()}
+        opposite += [noisy, {**noisy, "covariance": negative}]
+    assert parts_of(opposite)["covariance"].repeats

@@ -16,6 +16,7 @@ from fedtailor.experiment.assembly import PreparedRun, assemble, make_algorithm
 from fedtailor.experiment.config import Config, first_training
 from fedtailor.experiment.methods import to_text
 from fedtailor.experiment.tracking import RunProgress
+from fedtailor.privacy.added_noise import AddedNoise
 from fedtailor.privacy.audit import estimate_epsilon, guessed_epsilon, most_by_guessing
 from fedtailor.privacy.canaries import AuditedMechanism, Canaries
 from fedtailor.privacy.plan import rate_of
@@ -42,8 +43,9 @@ def audit_noise(
     """Compare what a run claims to tell of a client with what an attacker finds; return the record.
 
     The run is made, and canaries contribute to its sums; see :mod:`fedtailor.privacy.canaries`.
-    It contradicts its claim if the lower end of the estimate is above it, which happens in at most
-    5 % of the audits of a mechanism that keeps its claim.
+    It contradicts its claim if the lower end of the estimate is above it, which happens in 5 % of
+    the audits of a mechanism that keeps its claim; or if the noise that was added is less than is
+    claimed in a part of the messages, or repeats, which happens in 0.01 %.
 
     Args:
         config: an experiment of one seed that protects clients by noise.
@@ -65,7 +67,7 @@ def audit_noise(
             progress.note(note)
 
         progress.begin(f"{to_text(config.algorithm)}, {config.data.title}", schedule.rounds)
-        server, made_up = _server_with_canaries(prepared, canaries, seed)
+        server, mechanism = _audited_server(prepared, canaries, seed)
         told: dict[str, Any] = {}
         for report in run_rounds(server, prepared.device):
             progress.round({"round": report.round, "evaluations": []})
@@ -82,12 +84,12 @@ def audit_noise(
         "rounds": schedule.rounds,
         "clients": prepared.federation.population,
         "canaries": canaries,
-        "taking_part": int(made_up.inside.sum()),
-        "unit": "client",
-        "noise": server.releases.mechanism.noise if server.releases else 0.0,
+        "taking_part": int(mechanism.canaries.inside.sum()),
+        "unit": config.privacy.unit,
+        "noise": mechanism.noise,
         "delta": told["delta"],
         "claim": told["epsilon"],
-        **_findings(made_up, told["epsilon"], told["delta"]),
+        **_findings(mechanism, told["epsilon"], told["delta"]),
         "limits": LIMITS,
     }
 
@@ -114,10 +116,10 @@ def _prepare(config: Config, canaries: int) -> Config:
     return dataclasses.replace(first_training(config), schedule=schedule)
 
 
-def _server_with_canaries(
+def _audited_server(
     prepared: PreparedRun, count: int, seed: int
-) -> tuple[RunServer, Canaries]:
-    """Return the server of a run to whose sums canaries contribute."""
+) -> tuple[RunServer, AuditedMechanism]:
+    """Return the server of a run, and its mechanism, to whose sums canaries contribute."""
     federation = prepared.federation
     schedule = prepared.config.schedule
     with one_thread(), placed(prepared.device):
@@ -152,16 +154,22 @@ def _server_with_canaries(
         )
 
     assert server.releases is not None, "clients are protected"
-    mechanism = server.releases.mechanism
-    server.releases.mechanism = AuditedMechanism(**vars(mechanism), canaries=canaries)
-    return server, canaries
+    plain = server.releases.mechanism
+    mechanism = AuditedMechanism(
+        **vars(plain), canaries=canaries, added_noise=AddedNoise(server.messages)
+    )
+    server.releases.mechanism = mechanism
+    return server, mechanism
 
 
-def _findings(canaries: Canaries, claim: float, delta: float) -> dict[str, Any]:
-    """Return what the scores of canaries tell, and whether it contradicts a claim."""
+def _findings(mechanism: AuditedMechanism, claim: float, delta: float) -> dict[str, Any]:
+    """Return what the canaries and the noise tell, and whether it contradicts a claim."""
+    canaries = mechanism.canaries
     inside = canaries.inside
     estimate = estimate_epsilon(inside, canaries.scores, delta)
     with_half = estimate_epsilon(inside, canaries.signal + canaries.noise / 2, delta)
+    parts = mechanism.added_noise.parts()
+    is_wrong = any(part.is_too_small or part.repeats for part in parts)
     return {
         "estimate": estimate._asdict(),
         "guesses": {
@@ -169,5 +177,6 @@ def _findings(canaries: Canaries, claim: float, delta: float) -> dict[str, Any]:
             "at_most": most_by_guessing(len(inside), delta),
         },
         "half_noise": {**with_half._asdict(), "would_be_found": with_half.low > claim},
-        "contradiction": estimate.low > claim,
+        "added_noise": [part._asdict() for part in parts],
+        "contradiction": estimate.low > claim or is_wrong,
     }

@@ -25,6 +25,7 @@ from fedtailor.core.devices import to_host
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Field, Mean, Messages, Received, Sum, Upload
 from fedtailor.core.reduction import FieldSum, PartialSum
+from fedtailor.privacy.added_noise import AddedNoise
 from fedtailor.privacy.mechanism import ClientMechanism, Sent
 
 _SIZE = 4.0
@@ -142,9 +143,10 @@ class Canaries:
 
 @dataclass(frozen=True)
 class AuditedMechanism(ClientMechanism):
-    """A mechanism to whose sums canaries contribute."""
+    """A mechanism to whose sums canaries contribute, and whose noise is watched."""
 
     canaries: Canaries
+    added_noise: AddedNoise
 
     def release(self, totals: Mapping[str, PartialSum], sent: Sent, key: rng.Key) -> Received:
         """Return what the server receives of the sums, with those of canaries added."""
@@ -169,6 +171,7 @@ class AuditedMechanism(ClientMechanism):
             total = totals[name].leaves
             noise[name] = {path: leaf - total[path] for path, leaf in by_path.items()}
         self.canaries.see_noise(noise)
+        self.added_noise.see(noise, self.noise * self.clip)
         return noisy
 
 

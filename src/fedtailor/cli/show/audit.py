@@ -57,19 +57,43 @@ def show_noise(record: Mapping[str, Any]) -> None:
     for name, text in numbers.items():
         typer.echo(f"  {name:20} {text}")
 
-    low = record["estimate"]["low"]
-    if record["contradiction"]:
-        typer.echo(
-            f"CONTRADICTION: the lower end of the estimate, {low:.2f}, is above the claim. That is "
-            "so for one in twenty mechanisms that keep their claim: repeat it with other seeds."
-        )
-    else:
-        typer.echo("No contradiction: the lower end of the estimate is not above the claim.")
+    least = record["added_noise"][0]
+    typer.echo(
+        f"The least noise is in {least['part']}: {least['share']:.3f} of the deviation that is "
+        "claimed."
+    )
+    for sentence in _verdict(record):
+        typer.echo(sentence)
     if not half["would_be_found"]:
-        typer.echo("Half the noise would not have been found either: use more canaries.")
+        typer.echo("From scores, half the noise would not have been found: use more canaries.")
     typer.echo(
         f"{record['canaries']} canaries, {record['taking_part']} took part. {record['limits']}"
     )
+
+
+def _verdict(record: Mapping[str, Any]) -> list[str]:
+    """Return what contradicts the claim of noise, in sentences, or that nothing does."""
+    sentences = []
+    low = record["estimate"]["low"]
+    if low > record["claim"]:
+        sentences.append(
+            f"CONTRADICTION: the lower end of the estimate, {low:.2f}, is above the claim. That is "
+            "so in one of twenty audits of noise that keeps its claim: repeat it with other seeds."
+        )
+
+    small = [part["part"] for part in record["added_noise"] if part["is_too_small"]]
+    if small:
+        sentences.append(f"CONTRADICTION: less noise than is claimed in {', '.join(small)}.")
+    repeated = [part["part"] for part in record["added_noise"] if part["repeats"]]
+    if repeated:
+        sentences.append(
+            f"CONTRADICTION: the noise of a round depends on that of others in "
+            f"{', '.join(repeated)}."
+        )
+
+    if not sentences:
+        return ["No contradiction: the lower end of the estimate is not above the claim."]
+    return sentences
 
 
 def _interval(estimate: Mapping[str, float]) -> str:
