@@ -38,11 +38,13 @@ def content(folder):
     for record in (result, *rounds):
         del record["seconds"]
     del result["run"]
+    ledger = folder / "privacy.jsonl"
     final = folder / "checkpoints" / f"{rounds[-1]['round']:06d}.safetensors"
     return {
         "rounds": rounds,
         "result": result,
         "clients": (folder / "clients.jsonl").read_text(),
+        "ledger": ledger.read_text() if ledger.exists() else "",
         "split": (folder / "split.json").read_text(),
         "predictions": (folder / "predictions.safetensors").read_bytes(),
         "models": {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())},

@@ -30,22 +30,17 @@ class Watch:
         self.folder = str(folder)
         self.before = before
         self.after = after
-        self.count = 0
+        self.places = []
 
     def concerns(self, place, dir_fd=None):
         if dir_fd is not None:
             return True  # as shutil.rmtree calls it
-        if isinstance(place, int):
-            try:
-                place = os.readlink(f"/proc/self/fd/{place}")
-            except OSError:
-                return False
-        return os.path.abspath(os.fspath(place)).startswith(self.folder)
+        return path_of(place).startswith(self.folder)
 
-    def around(self, name, operation, partial=None):
+    def around(self, name, place, operation, partial=None):
         """Do an operation; ``partial`` does a part of it before it fails."""
-        number = self.count
-        self.count += 1
+        number = len(self.places)
+        self.places.append(path_of(place))
         try:
             self.before(number, name)
         except Injected:
@@ -56,6 +51,16 @@ class Watch:
             return operation()
         finally:
             self.after(number, name)
+
+
+def path_of(place):
+    """Return the path of a file, a folder or a descriptor; empty if it has none."""
+    if isinstance(place, int):
+        try:
+            place = os.readlink(f"/proc/self/fd/{place}")
+        except OSError:
+            return ""
+    return os.path.abspath(os.fspath(place))
 
 
 class WatchedFile(io.FileIO):
@@ -69,7 +74,10 @@ class WatchedFile(io.FileIO):
         def half():
             super(WatchedFile, self).write(data[: len(data) // 2])
 
-        return self.watch.around("write", lambda: super(WatchedFile, self).write(data), half)
+        def whole():
+            return super(WatchedFile, self).write(data)
+
+        return self.watch.around("write", self.name, whole, half)
 
 
 def watch(folder, before=lambda number, name: None, after=lambda number, name: None):
@@ -84,9 +92,8 @@ def watch(folder, before=lambda number, name: None, after=lambda number, name: N
         writes = any(letter in mode for letter in "wax+")
         if not writes or not isinstance(file, str | os.PathLike) or not watched.concerns(file):
             return plain_open(file, mode, buffering, encoding, errors, newline, **named)
-        raw = watched.around(
-            "open", lambda: WatchedFile(os.fspath(file), mode.replace("b", "").replace("t", ""))
-        )
+        raw_mode = mode.replace("b", "").replace("t", "")
+        raw = watched.around("open", file, lambda: WatchedFile(os.fspath(file), raw_mode))
         if buffering == 0:
             return raw
         binary = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
@@ -102,7 +109,7 @@ def wrapped(watched, name, original):
         place = arguments[0]
         if not watched.concerns(place, named.get("dir_fd")):
             return original(*arguments, **named)
-        return watched.around(name, lambda: original(*arguments, **named))
+        return watched.around(name, place, lambda: original(*arguments, **named))
 
     return call
 

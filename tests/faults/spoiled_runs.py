@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 import finished_runs
@@ -46,7 +47,7 @@ def main(folder, specification):
 class Bench:
     """A folder for runs of one configuration, and the uninterrupted run to compare with."""
 
-    def __init__(self, folder, algorithm, engine="reference"):
+    def __init__(self, folder, algorithm, engine="reference", privacy=None, every=1):
         import tomli_w
 
         from fedtailor.algorithms import load_algorithm
@@ -55,7 +56,9 @@ class Bench:
         self.folder.mkdir()
         self.run = self.folder / "run"
         self.config = folder / "config.toml"
-        self.config.write_text(tomli_w.dumps(finished_runs.settings(algorithm, engine)))
+        changes = {"privacy": privacy or {}, "checkpoint": {"every": every}}
+        self.config.write_text(tomli_w.dumps(finished_runs.settings(algorithm, engine) | changes))
+        self.every = every
         self.log = folder / LOG
         self.problems = []
         self.engine = engine
@@ -64,11 +67,11 @@ class Bench:
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
         tempfile.tempdir = str(self.temporary)
-        self.import_everything(folder / "warm", algorithm)
+        self.import_everything(folder / "warm")
         self.start(whole)
         self.expected = finished_runs.content(whole)
 
-    def import_everything(self, out, algorithm):
+    def import_everything(self, out):
         """Import in this process what a run imports, as a run in a fork tells.
 
         This process itself computes nothing: libraries of linear algebra may crash in the threads
@@ -77,7 +80,9 @@ class Bench:
         import tomli_w
 
         config = out.with_suffix(".toml")
-        config.write_text(tomli_w.dumps(finished_runs.settings(algorithm)))
+        settings = tomllib.loads(self.config.read_text())
+        settings["engine"] = {"name": "reference"}
+        config.write_text(tomli_w.dumps(settings))
         names = out.with_suffix(".json")
 
         def run_and_tell():
@@ -108,7 +113,7 @@ class Bench:
             prepare()
         return command_line(["run", str(config or self.config), "--out", str(out or self.run)])
 
-    def check(self, case, codes, states, lost=1):
+    def check(self, case, codes, states):
         """Check the folder after a fault, let the run go on, check it again, and remove it."""
         from fedtailor.core.errors import FedtailorError
         from fedtailor.experiment.reader import read_run
@@ -122,6 +127,7 @@ class Bench:
                 )
                 if before.status["state"] not in states or before.status["rounds_done"] != recorded:
                     self.problems.append(f"{case}: exit codes {codes}, status {before.status}")
+                self.check_ledger(case, before.rounds)
             except FedtailorError as error:
                 self.problems.append(f"{case}: {error}")
         code = self.start()
@@ -130,23 +136,33 @@ class Bench:
         else:
             self.compare(case)
         if before is not None and before.result is None:
-            self.check_loss(case, len(before.rounds), lost)
+            self.check_loss(case, len(before.rounds))
         self.clear(case)
         return len(before.rounds) if before is not None else 0
 
-    def count_operations(self):
-        """Return how many file operations the run has."""
-        counted = self.folder.parent / "count"
+    def check_ledger(self, case, rounds):
+        """Check that no round of the records was released without its entry in the ledger."""
+        released = [line["round"] for line in rounds if "privacy" in line]
+        path = self.run / "privacy.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        entered = [json.loads(line)["round"] for line in lines if line.endswith(b"\n")]
+        if entered[: len(released)] != released or len(entered) != len(set(entered)):
+            self.problems.append(f"{case}: rounds {released}, but in the ledger {entered}")
+
+    def operations(self):
+        """Return the places of all file operations of the run."""
+        places = self.folder.parent / "places"
 
         def prepare():
-            file_operations.watch(
-                self.folder, after=lambda number, name: counted.write_bytes(b"%d" % number)
-            )
+            def write(number, name):
+                places.write_text(json.dumps(watched.places))
 
-        if not counted.exists():
+            watched = file_operations.watch(self.folder, after=write)
+
+        if not places.exists():
             self.start(prepare=prepare)
             self.clear("counting")
-        return int(counted.read_text()) + 1
+        return json.loads(places.read_text())
 
     def last_words(self):
         return " ".join(self.log.read_text(errors="replace").split())[-300:]
@@ -159,14 +175,14 @@ class Bench:
             if found[name] != self.expected[name]
         ]
 
-    def check_loss(self, case, done, lost):
-        """Check that at most so many rounds ran twice."""
+    def check_loss(self, case, done):
+        """Check that no more rounds ran twice than those since the last checkpoint."""
         resumed = [
             event.get("round", 0)
             for event in self.events()
             if "resumed after" in event.get("text", "")
         ]
-        if done - max(resumed, default=0) > lost:
+        if done - max(resumed, default=0) > self.every:
             self.problems.append(f"{case}: went on after {resumed} of {done} rounds")
 
     def events(self):
@@ -209,11 +225,19 @@ def wait(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def at_operations(bench, fault, part=0, parts=1, moments=None):
-    """Put a fault in at single operations: at all of a part, or at moments from 0 to 1."""
-    total = bench.count_operations()
+def at_operations(bench, fault, part=0, parts=1, moments=None, file=""):
+    """Put a fault in at single operations: at all of a part, or at moments from 0 to 1.
+
+    With the name of a file, only operations on it count.
+    """
+    operations = bench.operations()
+    total = len(operations)
     signals = fault in ("kill", "SIGINT", "SIGTERM")
-    places = [number for number in range(2 * total) if signals or number % 2 == 0]
+    places = [
+        number
+        for number in range(2 * total)
+        if (signals or number % 2 == 0) and operations[number // 2].endswith(file)
+    ]
     places = (
         places[part::parts]
         if moments is None

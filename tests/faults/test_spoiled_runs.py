@@ -13,19 +13,22 @@ from pathlib import Path
 import pytest
 
 from faults import file_operations, spoiled_runs
+from finished_runs import ROUNDS
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs fork and /proc")
 
 FULL = os.environ.get("FEDTAILOR_FAULTS") == "full"
 ENGINES = ("reference", "workers", "batched", "processes")
+NOISE = {"unit": "client", "noise": 2.0}
 PERSONAL = ("scaffold", "fedpac", "fedrep", "pfedfda")
 """Methods whose clients keep something, or whose server does."""
 
 
-def spoil(folder, jobs, algorithm="scaffold", engine="reference"):
+def spoil(folder, jobs, algorithm="scaffold", engine="reference", **options):
     """Do jobs in a process of their own; check that there are no problems, and return the
     outcomes."""
-    specification = {"run": {"algorithm": algorithm, "engine": engine}, "jobs": jobs}
+    run = {"algorithm": algorithm, "engine": engine, **options}
+    specification = {"run": run, "jobs": jobs}
     command = [sys.executable, spoiled_runs.__file__, str(folder), json.dumps(specification)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -100,3 +103,40 @@ def test_damaged_checkpoints(tmp_path, algorithm):
 def test_races(tmp_path):
     (outcome,) = spoil(tmp_path, [{"kind": "races", "count": 200 if FULL else 20}])
     assert outcome["ended"]["0"] >= outcome["cases"]
+
+
+@pytest.mark.slow
+def test_the_ledger_is_killed_at_fifty_moments(tmp_path):
+    """No release is lost or doubled, epsilons and final bits are those of an uninterrupted run.
+
+    Fifty moments of the whole run, all of the ledger, and six from outside, whatever happens then.
+    With a checkpoint every other round, rounds that were released run again.
+    """
+    moments = [number / 50 for number in range(50)]
+    jobs = [
+        {"kind": "operations", "fault": "kill", "moments": moments},
+        {"kind": "operations", "fault": "kill", "file": "privacy.jsonl"},
+        {"kind": "moments", "count": 6, "seed": 0},
+    ]
+    outcomes = spoil(tmp_path, jobs, algorithm="scaffold", privacy=NOISE, every=2)
+    assert outcomes[0]["cases"] == 50
+    assert outcomes[1]["cases"] == 2 * 3 * ROUNDS, "to open, write and synchronize, in each round"
+    assert all(code == "-9" for outcome in outcomes[:2] for code in outcome["ended"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["ENOSPC", "EIO", "broken"])
+def test_a_ledger_that_cannot_be_written_ends_the_run(tmp_path, fault):
+    job = {"kind": "operations", "fault": fault, "file": "privacy.jsonl"}
+    (outcome,) = spoil(tmp_path, [job], privacy=NOISE)
+    assert outcome["ended"] == {"5": outcome["cases"]}
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_when_the_ledger_is_written(tmp_path):
+    # The first entry is not opened, the second not written whole, the third not synchronized.
+    moments = [0, 0.5, 0.99]
+    job = {"kind": "operations", "fault": "ENOSPC", "file": "privacy.jsonl", "moments": moments}
+    (outcome,) = spoil(tmp_path, [job], privacy=NOISE)
+    assert outcome["ended"] == {"5": 3} and outcome["rounds"] == [0, 1, 2]
+    assert "No space left on device" in (tmp_path / "output.log").read_text()

@@ -67,3 +67,9 @@ def test_nothing_released_tells_nothing_and_no_noise_tells_everything():
 def test_a_delta_too_small_for_the_arithmetic_is_refused():
     with pytest.raises(ConfigError, match=r"privacy\.delta must be from 1e-10"):
         epsilon_of(1e-12, [Release(1.0, 0.5, 1)])
+
+
+def test_hardly_any_noise_counts_as_if_everybody_took_part():
+    drawn = epsilon_of(1e-5, [Release(1e-3, 0.3, 5), Release(1e-3, 1.0, 1)])
+    assert drawn == pytest.approx(epsilon_of(1e-5, [Release(1e-3, 1.0, 6)]))
+    assert drawn > epsilon_of(1e-5, [Release(0.05, 0.3, 6)])

@@ -33,6 +33,29 @@ def test_a_round_that_is_run_again_is_counted_once(tmp_path):
     assert again.spent(1e-5).epsilon == pytest.approx(epsilon_of(1e-5, [Release(2.0, 1.0, 2)]))
 
 
+def test_an_equal_sum_of_another_round_has_another_noise_and_counts():
+    ledger = Ledger()
+    for number in (1, 2):
+        ledger.add(entry(number, digest="f" * 64))
+    ledger.add(entry(2, digest="f" * 64)._replace(attempt=1))
+
+    assert ledger.spent(1e-5).epsilon == pytest.approx(epsilon_of(1e-5, [Release(2.0, 1.0, 3)]))
+
+
+def test_a_round_that_is_run_again_has_told_what_it_told_then():
+    ledger = Ledger()
+    told = []
+    for number in (1, 2, 3):
+        told.append(ledger.spent(1e-5, entry(number)))
+        ledger.add(entry(number))
+
+    assert [ledger.spent(1e-5, entry(number)) for number in (1, 2, 3)] == told
+
+    # Another sum of the second round comes on top of all that was released.
+    other = ledger.spent(1e-5, entry(2, digest="f" * 64))
+    assert other.epsilon == pytest.approx(epsilon_of(1e-5, [Release(2.0, 1.0, 4)]))
+
+
 @pytest.mark.parametrize("kept", [1, 20, -1])
 def test_what_a_kill_left_of_a_line_is_cut_off(tmp_path, kept):
     path = tmp_path / "privacy.jsonl"

@@ -1,16 +1,21 @@
 """Runs whose clients are protected as wholes: the same bits anywhere, a ledger that survives, a
 budget that ends a run, and refusals."""
 
+import errno
+import json
+import os
+
 import pytest
 import torch
 
 import fedtailor as ft
 from contract.cases import build, small_federation
-from fedtailor.core import tree
+from fedtailor.cli.main import main
+from fedtailor.core import atomic, tree
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.privacy.accountant import Release, epsilon_of
-from fedtailor.privacy.ledger import Ledger
+from fedtailor.privacy.ledger import LEDGER_FILE, Ledger
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.privacy.plan import expected_clients, planned
 from fedtailor.simulation.engines.reference import Reference
@@ -111,6 +116,42 @@ def test_a_resumed_run_counts_no_release_twice(tmp_path):
     assert len(ledger.splitlines()) == 4
     assert resumed["privacy"] == whole["privacy"]
     assert resumed["metrics"] == whole["metrics"]
+
+    # Also after each round that was run again.
+    told = []
+    for name in ("twice", "whole"):
+        lines = (tmp_path / name / "rounds.jsonl").read_text().splitlines()
+        told.append([json.loads(line)["privacy"] for line in lines])
+    assert told[0] == told[1]
+
+
+def test_a_disk_that_is_full_when_the_ledger_is_written(tmp_path, monkeypatch, capsys):
+    options = ["-a", "fedavg", "--clients", "4", "--rounds", "3", "--partition", "iid"]
+    options += ["--set", "privacy.unit=client", "--set", "privacy.noise=2.0"]
+    assert main(["run", *options, "--out", str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    write_all = atomic._write_all
+
+    def write_half(file, data):
+        if file.name.endswith(LEDGER_FILE) and b'"round":2' in data:
+            file.write(data[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_all(file, data)
+
+    folder = tmp_path / "full"
+    with monkeypatch.context() as patched:
+        patched.setattr(atomic, "_write_all", write_half)
+        assert main(["run", *options, "--out", str(folder)]) == 5
+
+    # One sentence, and nothing of the second round, whose noisy sum was never made.
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert errors == [f"error: cannot write '{folder}/{LEDGER_FILE}': No space left on device."]
+    assert len((folder / LEDGER_FILE).read_bytes().splitlines()) == 1
+    assert len((folder / "rounds.jsonl").read_bytes().splitlines()) == 1
+
+    assert main(["run", *options, "--out", str(folder)]) == 0
+    for name in (LEDGER_FILE, "clients.jsonl", "models/0.safetensors", "models/0.json"):
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(

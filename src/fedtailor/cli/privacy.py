@@ -103,4 +103,4 @@ def _show(record: Mapping[str, Any]) -> None:
         f"{rounds}, participation {record['participation']}. The noise is a multiple of {of}."
     )
     for plan in record["plans"]:
-        typer.echo(f"noise {plan['noise']:.2f}: {promise_of(plan)}.")
+        typer.echo(f"noise {plan['noise']:.4g}: {promise_of(plan)}.")

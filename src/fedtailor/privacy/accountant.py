@@ -66,6 +66,8 @@ class _Losses(NamedTuple):
 def epsilon_of(delta: float, releases: Sequence[Release]) -> float:
     """Return epsilon of releases for a delta.
 
+    With noise below 0.05, releases count as if everybody took part.
+
     Args:
         delta: from 1e-10 to below 1.
         releases: any number, also of different noise and rate.
@@ -80,7 +82,9 @@ def epsilon_of(delta: float, releases: Sequence[Release]) -> float:
         return 0.0
     if any(release.noise == 0 for release in releases):
         return math.inf
-    if all(release.rate == 1 for release in releases):
+    # So little noise needs a huge grid, and hides nobody who is drawn: as if all took part.
+    is_small = any(release.noise < _LEAST_NOISE for release in releases)
+    if is_small or all(release.rate == 1 for release in releases):
         return _exact_epsilon(delta, releases)
 
     # The bound of a small epsilon needs a fine grid, which is then narrow.
@@ -289,11 +293,12 @@ def _epsilon(delta: float, total: _Losses, step: float) -> float:
     if total.infinite >= delta:
         return math.inf
 
-    # delta(e) = infinite + sum over losses beyond e of mass (1 - exp(e - loss)).
+    # delta(e) = infinite + sum over losses beyond e of mass (1 - exp(e - loss)). Exponents are
+    # kept from overflow in the direction that makes delta larger.
     losses = _points(total, step)
     masses = np.cumsum(total.mass[::-1])[::-1]
     shrunken = np.cumsum((total.mass * np.exp(-np.maximum(losses, -700.0)))[::-1])[::-1]
-    reached = total.infinite + masses - np.exp(losses) * shrunken
+    reached = total.infinite + masses - np.exp(np.minimum(losses, 700.0)) * shrunken
     within = np.flatnonzero(reached <= delta)
     index = int(within[0]) if len(within) else len(losses) - 1
 

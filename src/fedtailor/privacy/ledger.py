@@ -1,17 +1,22 @@
 """The ledger of a run: every release of a noisy sum, written before the sum is used.
 
 A line of ``privacy.jsonl`` is one release. A round that is run again after a kill has the same sum
-and the same noise, so it tells nothing new: its digest is known, and it is not counted twice.
+and the same noise, so it tells nothing new: the release is known, and it is not counted twice. An
+equal sum of another round has another noise, and is a release of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.core.atomic import append_lines, cut_unfinished_line
+from fedtailor.core.atomic import (
+    append_lines,
+    cut_unfinished_line,
+    synchronize_folder,
+    writing,
+)
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import UNEXPECTED, read_lines
 
@@ -33,6 +38,11 @@ class LedgerEntry(NamedTuple):
     """The clients of the sum."""
     digest: str
     """Of the sum before noise, in hexadecimal."""
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """What tells it from other releases: the noise follows from round and attempt."""
+        return self.round, self.attempt, self.digest
 
 
 class Spent(NamedTuple):
@@ -67,24 +77,28 @@ class Ledger:
         Raises:
             RunError: the file cannot be written.
         """
-        if any(other.digest == entry.digest for other in self.entries):
+        if any(other.key == entry.key for other in self.entries):
             return
+
         if self._path is not None:
             append_lines(self._path, [entry._asdict()])
+            if not self.entries:  # the file is new, and its name must survive too
+                with writing(self._path):
+                    synchronize_folder(self._path.parent)
+
         self.entries.append(entry)
 
-    def spent(self, delta: float, also: Sequence[LedgerEntry] = ()) -> Spent:
+    def spent(self, delta: float, entry: LedgerEntry | None = None) -> Spent:
         """Return what the releases tell.
 
         Args:
             delta: probability with which they may tell more.
-            also: releases that are not in the ledger yet.
+            entry: the last release that counts, which may be a new one; None: all count.
         """
         # It imports SciPy, which a run without noise does not need.
         from fedtailor.privacy.accountant import Release, epsilon_of
 
-        known = {entry.digest for entry in self.entries}
-        entries = [*self.entries, *(entry for entry in also if entry.digest not in known)]
+        entries = self.entries if entry is None else self._until(entry)
         times = Counter((entry.noise, entry.rate) for entry in entries)
         releases = [Release(noise, rate, count) for (noise, rate), count in times.items()]
 
@@ -102,6 +116,14 @@ class Ledger:
             default=0.0,
         )
         return Spent(epsilon_of(delta, releases), largest)
+
+    def _until(self, entry: LedgerEntry) -> list[LedgerEntry]:
+        """Return the releases up to one of them, or all and a new one."""
+        for number, other in enumerate(self.entries):
+            if other.key == entry.key:
+                return self.entries[: number + 1]
+
+        return [*self.entries, entry]
 
 
 def _read(path: Path) -> list[LedgerEntry]:

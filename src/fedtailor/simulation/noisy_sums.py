@@ -125,7 +125,7 @@ class ExampleReleases:
 
         # Another attempt sends the same numbers, of the same noise.
         name = f"sites/{seed}/{report.round}"
-        self._enter(report, hashlib.sha256(name.encode()).hexdigest())
+        self._enter(report, hashlib.sha256(name.encode()).hexdigest(), attempt=0)
         return SiteNoise(self.mechanism, seed, report.round)
 
     def release(
@@ -139,7 +139,7 @@ class ExampleReleases:
         sums = {name: total.leaves[""] for name, total in totals.items()}
         noise = self.mechanism.deviations(sums)
         if self._privacy.noise_from == "server":
-            self._enter(report, digest_of(totals))
+            self._enter(report, digest_of(totals), report.attempt)
             key = rng.new_key(seed, round=report.round, purpose=f"privacy/attempt/{report.attempt}")
             sums = self.mechanism.with_noise(sums, key)
         else:
@@ -159,10 +159,10 @@ class ExampleReleases:
         release = Release(self.mechanism.noise * math.sqrt(num_clients), rate=1.0, times=1)
         report.privacy["epsilon_of_sums"] = epsilon_of(self._privacy.delta, [release])
 
-    def _enter(self, report: RoundReport, digest: str) -> None:
+    def _enter(self, report: RoundReport, digest: str, attempt: int) -> None:
         entry = LedgerEntry(
             round=report.round,
-            attempt=report.attempt,
+            attempt=attempt,
             noise=self.mechanism.noise,
             rate=1.0,
             clip=self.mechanism.radius,
@@ -184,7 +184,7 @@ def _enter(
     Raises:
         RunError: it would tell more than the budget allows, or the ledger cannot be written.
     """
-    spent = ledger.spent(privacy.delta, [entry])
+    spent = ledger.spent(privacy.delta, entry)
     if privacy.epsilon and spent.epsilon > privacy.epsilon:
         done = report.round - 1
         raise RunError(
