@@ -89,6 +89,7 @@ def test_a_mechanism_that_keeps_its_claim_is_not_accused(epsilon):
     assert estimate["low"] < epsilon < estimate["high"]
     assert record["guesses"]["epsilon"] < min(epsilon, record["guesses"]["at_most"])
     assert record["half_noise"]["would_be_found"]
+    assert record["added_noise"]["share"] == pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -177,6 +177,9 @@ def _findings(mechanism: AuditedMechanism, claim: float, delta: float) -> dict[s
             "at_most": most_by_guessing(len(inside), delta),
         },
         "half_noise": {**with_half._asdict(), "would_be_found": with_half.low > claim},
-        "added_noise": [part._asdict() for part in parts],
+        "added_noise": {
+            "share": mechanism.added_noise.share,
+            "parts": [part._asdict() for part in parts],
+        },
         "contradiction": estimate.low > claim or is_wrong,
     }

@@ -70,8 +70,14 @@ class AddedNoise:
                 earlier = self._sums.get(part)
                 self._sums[part] = standard if earlier is None else earlier + standard
 
+    @property
+    def share(self) -> float:
+        """The deviation of all parts together over the claimed one, in single rounds."""
+        size = sum(self._sizes[part] for part in self._squares)
+        return float(np.sqrt(sum(self._squares.values()) / (size * self._rounds)))
+
     def parts(self) -> list[PartNoise]:
-        """Return what was seen of every part, the one with the least noise first."""
+        """Return what was seen of every part, in the order of the declaration."""
         limit = _SIGNIFICANCE / (3 * max(1, len(self._squares)))
         parts = []
         for part, squares in self._squares.items():
@@ -88,7 +94,7 @@ class AddedNoise:
                 )
             )
 
-        return sorted(parts, key=lambda part: part.share)
+        return parts
 
 
 def _square(leaf: Tensor) -> float:

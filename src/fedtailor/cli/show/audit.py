@@ -53,15 +53,11 @@ def show_noise(record: Mapping[str, Any]) -> None:
         "estimate": _interval(record["estimate"]),
         "proven by guesses": f"{guesses['epsilon']:.2f} (never more than {guesses['at_most']:.2f})",
         "with half the noise": _interval(half),
+        "added noise": f"{record['added_noise']['share']:.3f} of the deviation that is claimed",
     }
     for name, text in numbers.items():
         typer.echo(f"  {name:20} {text}")
 
-    least = record["added_noise"][0]
-    typer.echo(
-        f"The least noise is in {least['part']}: {least['share']:.3f} of the deviation that is "
-        "claimed."
-    )
     for sentence in _verdict(record):
         typer.echo(sentence)
     if not half["would_be_found"]:
@@ -81,10 +77,11 @@ def _verdict(record: Mapping[str, Any]) -> list[str]:
             "so in one of twenty audits of noise that keeps its claim: repeat it with other seeds."
         )
 
-    small = [part["part"] for part in record["added_noise"] if part["is_too_small"]]
+    parts = record["added_noise"]["parts"]
+    small = [part["part"] for part in parts if part["is_too_small"]]
     if small:
         sentences.append(f"CONTRADICTION: less noise than is claimed in {', '.join(small)}.")
-    repeated = [part["part"] for part in record["added_noise"] if part["repeats"]]
+    repeated = [part["part"] for part in parts if part["repeats"]]
     if repeated:
         sentences.append(
             f"CONTRADICTION: the noise of a round depends on that of others in "
@@ -92,7 +89,10 @@ def _verdict(record: Mapping[str, Any]) -> list[str]:
         )
 
     if not sentences:
-        return ["No contradiction: the lower end of the estimate is not above the claim."]
+        return [
+            "No contradiction: the lower end of the estimate is not above the claim, and no part "
+            "of the messages has too little noise."
+        ]
     return sentences
 
 
