@@ -11,15 +11,20 @@ from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.algorithms.fedcgs import FedCGS
 from fedtailor.algorithms.fedncm import FedNCM
 from fedtailor.cli.main import main
-from fedtailor.core import tree
+from fedtailor.core import rng, tree
+from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.core.federation import Cohort
 from fedtailor.core.schedule import Schedule
+from fedtailor.experiment.algorithm_card import may_leave_out_rows
 from fedtailor.privacy.accountant import Release, epsilon_of
+from fedtailor.privacy.class_statistics import SumsMechanism
 from fedtailor.privacy.ledger import Ledger
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import check_run, simulate
+from fedtailor.statistics import class_sums
 from finished_runs import assert_same_reports
 from simulation.in_places import InPlaces
 
@@ -105,6 +110,47 @@ def test_heads_are_finite_whatever_the_noise(head, noise):
         assert torch.isfinite(leaf).all()
 
 
+def upload_of(method, federation, rows):
+    """Return what client 0 uploads if it has these rows of all examples."""
+    task = method.bind(federation.common_task)
+    data = federation.data(0)
+    data = data._replace(train=federation.examples(rows))
+    server = method.init_server(task, rng.new_key(3))
+    shared = method.broadcast(server, Cohort(torch.arange(3), 3, 1, 1))
+    update = method.local_update(task, Download(shared), (), data, rng.new_key(3, round=1))
+    return {name: entry.value.double() for name, entry in update.upload.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedncm", {}),
+        ("fed3r", {}),
+        *(("fedcgs", {"head": head}) for head in ("lda", "naive_bayes", "qda")),
+    ],
+)
+def test_one_example_moves_what_is_released_by_the_claimed_share_of_the_noise(name, options):
+    federation = small_federation("mlp")
+    method = build(name, feature_clip=0.01, **options)  # shorter than all features
+    rows = torch.arange(len(federation.x))
+    with_it = upload_of(method, federation, rows)
+    mechanism = SumsMechanism(method.feature_bound, noise=2.0, most_examples=len(rows))
+    deviations = mechanism.deviations(with_it)
+
+    for row in (0, 7):
+        without = upload_of(method, federation, rows[rows != row])
+        distance = 0.0
+        for field, value in with_it.items():
+            change = (value - without[field]) / deviations[field]
+            if field == "squares" and value.shape[-1] != with_it["sums"].shape[-1]:
+                d = with_it["sums"].shape[-1]
+                change = class_sums.unpack(change, d)  # entries off the diagonal count twice
+            distance += float(change.square().sum())
+
+        # The shift of a Gaussian mechanism, in deviations: epsilon follows from 1 / noise.
+        assert 0.85 / 2.0 < distance**0.5 <= 1 / 2.0
+
+
 def test_almost_no_noise_changes_almost_nothing():
     method = build("fed3r", feature_clip=CLIP)
     privacy = PrivacyOptions(unit="example", noise=1e-12)
@@ -132,6 +178,12 @@ def test_an_upload_does_not_tell_which_classes_a_client_lacks():
     d = federation.common_task.model.feature_dim
     senders = len(federation.roster.trainable_clients)
     assert sizes == {4 * senders * classes * (1 + d)}
+
+    task = method.bind(federation.common_task)
+    fields = method.messages(task).values()
+    assert not any(may_leave_out_rows(method, field, task) for field in fields)
+    free = FedNCM()
+    assert any(may_leave_out_rows(free, field, task) for field in free.messages(task).values())
 
 
 def test_the_ledger_has_the_release_and_the_record_its_epsilon():
@@ -162,6 +214,18 @@ def test_sums_of_secret_noises_tell_less_than_single_uploads():
     m = len(report.trained)
     expected = epsilon_of(1e-5, [Release(0.5 * m**0.5, 1.0, 1)])
     assert report.privacy["epsilon_of_sums"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("privacy", [ONCE, AT_SITES])
+def test_releases_of_two_methods_add_up(privacy):
+    ledger = Ledger()
+    reports(FedNCM(feature_clip=CLIP), privacy, ledger=ledger)
+    (report,) = reports(FedCGS(feature_clip=CLIP), privacy, ledger=ledger)
+    assert report.privacy["epsilon"] == epsilon_of(1e-5, [Release(0.5, 1.0, 2)])
+
+    # The same release again tells nothing new.
+    (report,) = reports(FedCGS(feature_clip=CLIP), privacy, ledger=ledger)
+    assert report.privacy["epsilon"] == epsilon_of(1e-5, [Release(0.5, 1.0, 2)])
 
 
 def test_a_budget_that_is_used_up_ends_the_run():

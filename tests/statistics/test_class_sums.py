@@ -129,13 +129,14 @@ def test_without_variance_a_shrunk_covariance_is_the_identity():
     assert half.tolist() == [[0.5, 0.0], [0.0, 1.5]]
 
 
-def noisy_sums(noise, squares="pooled", *, d=8, n=300):
+def noisy_sums(noise, squares="pooled", *, d=8, n=300, seed=0, gap=1.0):
     """Return sums over examples of three classes with noise of some deviations, and the noise."""
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(n) % 3
-    x = torch.randn(n, d, generator=draw, dtype=torch.float64) + y[:, None]
+    x = torch.randn(n, d, generator=draw, dtype=torch.float64) + gap * y[:, None]
     examples = ExampleSet(x, y, None, torch.ones(n))
     sums = class_sums.add_up(examples, 3, squares)
+    draw.manual_seed(seed)
     noisy = [
         part + deviation * torch.randn(part.shape, generator=draw, dtype=torch.float64)
         for part, deviation in zip(sums, noise, strict=True)
@@ -179,3 +180,28 @@ def test_sums_of_almost_no_noise_stay():
     clean = class_sums.repaired(sums, noise, most_norm=100.0)
     for one, other in zip(clean, sums, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("squares", ["diagonal", "pooled", "by_class"])
+def test_noise_of_means_does_not_shrink_the_scatter(squares):
+    exact, _ = noisy_sums(class_sums.SumsNoise(0.0, 0.0, 0.0), squares, gap=0.0)
+
+    def mean_variance(part):
+        if squares == "diagonal":
+            return float(part.variance_by_class().mean())
+        if squares == "pooled":
+            return float(part.within_covariance().diagonal().mean())
+        return float(part.covariance_by_class().diagonal(dim1=1, dim2=2).mean())
+
+    before = []
+    after = []
+    for seed in range(100):
+        deviations = class_sums.SumsNoise(0.0, 20.0, 1e-3)
+        sums, noise = noisy_sums(deviations, squares, seed=seed, gap=0.0)
+        before.append(mean_variance(sums))
+        after.append(mean_variance(class_sums.repaired(sums, noise, most_norm=100.0)))
+
+    expected = mean_variance(exact)
+    assert np.mean(after) == pytest.approx(expected, rel=0.01)
+    if squares != "diagonal":  # whose variances are never negative
+        assert np.mean(before) < 0.97 * expected

@@ -125,7 +125,7 @@ def sent_by_method(algorithm: AnyAlgorithm, task: Task) -> list[LeavingValue]:
 
         # A sum holds a bit for every row that may be left out, which says whether it is there.
         size = BYTES_PER_SCALAR * numbers
-        if field.reduction == "sum" and may_leave_out_rows(field, task):
+        if field.reduction == "sum" and may_leave_out_rows(algorithm, field, task):
             size += bytes_of_rows((task.num_classes,))
 
         values.append(LeavingValue(name, "round", field.kind, shape, size, field.reduction))
@@ -152,8 +152,11 @@ def most_bytes_up(values: Sequence[LeavingValue]) -> int:
     return sum(value.bytes or 0 for value in values)
 
 
-def may_leave_out_rows(field: Field, task: Task) -> bool:
+def may_leave_out_rows(algorithm: AnyAlgorithm, field: Field, task: Task) -> bool:
     """Return whether a site may send fewer rows of a field than its declaration allows."""
+    if algorithm.feature_bound:
+        return False
+
     by_class = all(shape[:1] == (task.num_classes,) for shape in field.leaf_shapes().values())
     return by_class and (field.reduction == "sum" or field.weight == "class_counts")
 

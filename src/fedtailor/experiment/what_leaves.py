@@ -136,7 +136,9 @@ def _record(
             received.append(LeavingValue(name, "round", field.kind, shape_of(field), size, ""))
 
     may_leave_out = [
-        may_leave_out_rows(field, task) for field in messages.values() if field.reduction != "none"
+        may_leave_out_rows(algorithm, field, task)
+        for field in messages.values()
+        if field.reduction != "none"
     ]
 
     return {

@@ -124,7 +124,7 @@ class ExampleReleases:
             return None
 
         # Another attempt sends the same numbers, of the same noise.
-        name = f"sites/{seed}/{report.round}"
+        name = f"sites/{seed}/{report.round}/{self._algorithm}/{self.mechanism}"
         self._enter(report, hashlib.sha256(name.encode()).hexdigest(), attempt=0)
         return SiteNoise(self.mechanism, seed, report.round)
 

@@ -259,10 +259,11 @@ def repaired(sums: ClassSums, noise: SumsNoise, most_norm: float) -> ClassSums:
     """Return noisy sums as some that examples could have, in float64.
 
     Counts are at least as large as their noise, and 1; means of features have a norm of at most
-    ``most_norm``. The scatter about the means of the classes is positive definite: its eigenvalues
-    are at least half the level of the noise, which is the deviation on its diagonal times the root
-    of its size. Where the mean eigenvalue is far below that level, nothing is known of directions,
-    and the scatter becomes a multiple of the identity: only means distinguish the classes then.
+    ``most_norm``. The scatter about the means of the classes gets back what their noise takes from
+    it on average. Then it is made positive definite: its eigenvalues are at least half the level of
+    the noise, which is the deviation on its diagonal times the root of its size. Where the mean
+    eigenvalue is far below that level, nothing is known of directions, and the scatter becomes a
+    multiple of the identity: only means distinguish the classes then.
 
     Args:
         sums: of all clients.
@@ -276,18 +277,23 @@ def repaired(sums: ClassSums, noise: SumsNoise, most_norm: float) -> ClassSums:
     if noise.squares == 0:
         return clean
 
-    # Squares of features by class: each has noise of its own.
+    # Noise on a sum makes its mean longer, by its variance over the count in every direction.
+    excess = noise.sums**2 / counts
+    weighted = counts[:, None] * means
     d = means.shape[1]
     if sums.squares.shape == sums.sums.shape:
-        between = counts[:, None] * means**2
-        variances = _above_noise(clean.squares - between, noise.squares)
-        return clean._replace(squares=variances + between)
+        between = weighted * means
+        variances = clean.squares - between + excess[:, None]
+        return clean._replace(squares=_above_noise(variances, noise.squares) + between)
 
-    between = counts[:, None, None] * means[:, :, None] * means[:, None, :]
-    if sums.squares.dim() == 1:
-        between = between.sum(0)
+    between = weighted.mT @ means
+    if sums.squares.dim() == 2:
+        between = weighted[:, :, None] * means[:, None, :]
+    else:
+        excess = excess.sum()
+
     values, vectors = torch.linalg.eigh(unpack(clean.squares, d) - between)
-    values = _above_noise(values, noise.squares * d**0.5)
+    values = _above_noise(values + excess[..., None], noise.squares * d**0.5)
     scatter = (vectors * values[..., None, :]) @ vectors.mT
     return clean._replace(squares=_pack(scatter + between))
 
