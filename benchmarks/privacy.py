@@ -408,35 +408,43 @@ def _chart(points: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
 
     drawn = []
     for point in points:
-        who = f"{point['clients']} clients, {point['models']}"
-        if point["budget"] == "alone":
-            continue
+        if point["budget"] != "alone":
+            accuracy = round(point["accuracy"], 2)
+            ends = {"low": accuracy - point["deviation"], "high": accuracy + point["deviation"]}
+            who = {"who": f"{point['clients']} clients"}
+            drawn.append({**point, "accuracy": accuracy, **ends, **who})
 
-        accuracy = round(point["accuracy"], 2)
-        ends = {"low": accuracy - point["deviation"], "high": accuracy + point["deviation"]}
-        drawn.append({**point, "accuracy": accuracy, "who": who, **ends})
-
-    names = [f"{clients} clients, {of}" for clients in CLIENTS for of in ("global", "personalized")]
+    names = [f"{clients} clients" for clients in CLIENTS]
     colors = [f"var(--s{number})" for number in range(len(names))]
     base = alt.Chart(inline(drawn), height=240).encode(
         x=alt.X("budget:N", title="epsilon", sort=list(BUDGETS), axis=alt.Axis(labelAngle=0)),
         color=alt.Color(
             "who:N", scale=alt.Scale(domain=names, range=colors), legend=alt.Legend(title=None)
         ),
+        detail="models:N",
     )
     accuracy = alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=12))
-    tooltips = [
-        tooltip("who", "models"),
-        tooltip("budget", "epsilon"),
-        tooltip("accuracy", "accuracy, %", ".1f"),
-        tooltip("deviation", "deviation over seeds", ".1f"),
-        tooltip("seeds", "seeds"),
-    ]
-    lines = base.mark_line(point=alt.OverlayMarkDef(size=60, filled=True)).encode(
-        y=accuracy, tooltip=tooltips
+    lines = base.mark_line().encode(
+        y=accuracy,
+        strokeDash=alt.StrokeDash(
+            "models:N",
+            scale=alt.Scale(domain=["global", "personalized"], range=[[1, 0], [4, 3]]),
+            legend=alt.Legend(title=None, symbolType="stroke", symbolSize=400),
+        ),
+    )
+    dots = base.mark_point(size=60, filled=True, opacity=1).encode(
+        y=accuracy,
+        tooltip=[
+            tooltip("who", "clients"),
+            tooltip("models", "models"),
+            tooltip("budget", "epsilon"),
+            tooltip("accuracy", "accuracy, %", ".1f"),
+            tooltip("deviation", "deviation over seeds", ".1f"),
+            tooltip("seeds", "seeds"),
+        ],
     )
     bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2="high:Q")
-    return alt.layer(bars, lines)
+    return alt.layer(bars, lines, dots)
 
 
 def main() -> None:
