@@ -61,16 +61,20 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
 def epsilons(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return what all rounds so far tell of a client, where noise hides clients."""
 
-    def told(name: str) -> Curves:
+    def by_round(name: str) -> Curves:
         def values(seed: SeedRecords) -> ByRound:
-            lines = [line for line in seed.run.rounds if "privacy" in line]
-            return {int(line["round"]): number(line["privacy"][name]) for line in lines}
+            told = {}
+            for line in seed.run.rounds:
+                record = line.get("privacy", {})
+                if record.get("unit") == "client":
+                    told[int(line["round"])] = number(record[name])
+            return told
 
         return _over_seeds(records, values)
 
     quantities = [
-        Quantity("Who took part is secret", "epsilon", told("epsilon"), 0.0),
-        Quantity("Who took part is known", "epsilon", told("epsilon_known_cohort"), 0.0),
+        Quantity("Who took part is secret", "epsilon", by_round("epsilon"), 0.0),
+        Quantity("Who took part is known", "epsilon", by_round("epsilon_known_cohort"), 0.0),
     ]
     caption = "What the global models of all rounds so far tell of a client, at most."
     return _figure("epsilon", "Epsilon by round", caption, quantities)
