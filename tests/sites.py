@@ -14,8 +14,12 @@ from fedtailor.core.codec import encode
 from fedtailor.core.errors import DataError
 from fedtailor.deployment.envelope import receive, send
 from fedtailor.deployment.exchange import SiteFailure
+from fedtailor.deployment.federation_folder import FederationFolder
+from fedtailor.deployment.keys import make_node_key
+from fedtailor.deployment.roster import roster_of
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import DeployedSite
+from fedtailor.deployment.trust import pin_roster
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.reader import read_run
@@ -189,6 +193,8 @@ class World:
     values: dict = field(default_factory=lambda: VALUES)
     site: dict = field(default_factory=dict)
     policy: dict = field(default_factory=dict)
+    secure: bool = False
+    """Whether the sites have keys, and trust the roster of them all."""
 
     def write(self, write_data):
         """Write all folders; ``write_data(folder, name)`` writes the data of one site."""
@@ -208,8 +214,19 @@ class World:
         sites = [
             {"name": name, "key": f"key of {name}", "new": name in self.new} for name in self.names
         ]
+        if self.secure:
+            for site in sites:
+                site["key"] = make_node_key(self.path / "sites" / site["name"] / "site.key").text
         (server / "sites.json").write_text(to_json({"sites": sites}))
+        if self.secure:
+            self.trust()
         return self
+
+    def trust(self):
+        """Have all sites pin the roster of the server."""
+        roster = roster_of(FederationFolder(self.path / "server"))
+        for site in roster.sites:
+            pin_roster(self.path / "sites" / site.name, roster)
 
     @property
     def order(self):
@@ -307,13 +324,18 @@ def as_absence(event):
 def simulated(world, events):
     """Return the last report of a simulation in which the same clients gave no answer."""
     values = {key: value for key, value in world.values.items() if key != "deploy"}
-    config = make_config(
-        {**values, "data": {"path": str(world.path / "all")}, "engine": {"name": "reference"}}
-    )
+    data = {**values.get("data", {}), "path": str(world.path / "all")}
+    config = make_config({**values, "data": data, "engine": {"name": "reference"}})
     parts = assemble(config, 0)
     schedule = parts.config.schedule
     reports = simulate(
-        parts.algorithm, parts.federation, Reference(), schedule, seed=0, events=events
+        parts.algorithm,
+        parts.federation,
+        Reference(),
+        schedule,
+        seed=0,
+        events=events,
+        privacy=config.privacy,
     )
     return list(reports)[-1]
 

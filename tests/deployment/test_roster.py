@@ -151,7 +151,6 @@ def test_a_server_writes_the_sites_that_train(server, tmp_path):
         ("colluding = 'None'\nsmallest_sum = 2", (0, 2)),
         ("colluding = -1", "privacy.colluding must be >= 0"),
         ("colluding = 'half'", "privacy.colluding must be"),
-        ("secure_sums = true", "privacy.secure_sums must be false"),
     ],
 )
 def test_federation_toml_says_how_strict_a_roster_is(server, options, expected):

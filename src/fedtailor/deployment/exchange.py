@@ -93,6 +93,7 @@ class Exchange:
         requests: Mapping[int, Envelope],
         *,
         needed: int = 1,
+        enough: int | None = None,
         accept: Callable[[int, Envelope], bool] = lambda client, answer: True,
     ) -> dict[int, Envelope | SiteFailure]:
         """Return the answer of every site that gave one in time, in the order of the sites.
@@ -105,6 +106,7 @@ class Exchange:
         Args:
             requests: by the number of the site.
             needed: answers without which the run cannot continue.
+            enough: answers after which nobody else is waited for; None: of all.
             accept: whether an answer belongs to the request; others are dropped.
         """
         # Late answers to the exchange before this one do not count.
@@ -117,7 +119,8 @@ class Exchange:
         answers: dict[int, Envelope] = {}
         failures: dict[int, SiteFailure] = {}
 
-        while len(answers) < len(requests):
+        enough = len(requests) if enough is None else enough
+        while len(answers) < enough:
             self._notify(self.attendance)
             now = self._clock()
             silent = [client for client in requests if client not in answers]

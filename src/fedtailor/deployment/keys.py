@@ -178,6 +178,16 @@ def read_own_key(path: Path) -> PublicKey:
         DataError: the file is not the private key of a site.
         RunError: it cannot be read, or ``cryptography`` is not installed.
     """
+    return _public_key(read_private_key(path).public_key())
+
+
+def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key of a site.
+
+    Raises:
+        DataError: the file is not the private key of a site.
+        RunError: it cannot be read, or ``cryptography`` is not installed.
+    """
     _require_cryptography()
     content = _read(path)
     try:
@@ -187,7 +197,7 @@ def read_own_key(path: Path) -> PublicKey:
 
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != _CURVE:
         raise _no_private_key(path)
-    return _public_key(key.public_key())
+    return key
 
 
 def days_left(certificate: Path) -> float:

@@ -176,10 +176,6 @@ def load_federation(path: Path) -> FederationFile:
         hint = 'It is the decision of every site: fallback = "best" in site.toml.'
         raise wrong_value("serve.fallback", "personal", "best", hint, path=path)
 
-    if values.get("privacy", {}).get("secure_sums"):
-        hint = "Only simulations have it so far."
-        raise wrong_value("privacy.secure_sums", "false", True, hint, path=path)
-
     noise = values.get("training", {}).get("example_noise", 0.0)
     noise = values.get("algorithm", {}).get("example_noise", noise)
     if noise:

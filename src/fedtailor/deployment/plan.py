@@ -27,7 +27,7 @@ from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import Config, make_config, to_toml
 from fedtailor.serving.load import TrainedMethod
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of the messages between server and sites. Both must have the same."""
 LARGEST_PLAN = 2**26
 """Bytes of a plan."""

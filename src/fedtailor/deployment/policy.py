@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, check_options, show
 from fedtailor.data.own.names import counted
+from fedtailor.deployment.mask_kinds import KINDS
 
 if TYPE_CHECKING:
     from fedtailor.core.algorithm import AnyAlgorithm
@@ -344,6 +345,8 @@ class Tally:
 
 def _stage(kind: str) -> str:
     """Return when a request comes: the plan of the first one lacks what its answers decide."""
+    if kind in KINDS:
+        return "masks"
     return "begin" if kind == "begin" else "round"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from fedtailor.core.message import Messages, upload_bytes
 from fedtailor.core.reduction import Reduction
 from fedtailor.core.scores import Scores
 from fedtailor.core.upload_checks import Problem, problem_with
+from fedtailor.core.upload_vector import UploadVector
 from fedtailor.deployment.agreement import Agreement
 from fedtailor.deployment.conduct import Conduct
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.limits import LONGEST_METRIC_NAME, MOST_STEPS
+from fedtailor.deployment.mask_kinds import SumFailedError
 from fedtailor.deployment.packing import VALUE_PROBLEMS, pack_download, unpack_upload
 from fedtailor.deployment.score_checks import check_scores
 from fedtailor.deployment.state import Version
@@ -35,6 +37,9 @@ from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import PersonalizeReply, Storage, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 from fedtailor.simulation.quarantine import problem_with_numbers, usable_numbers
+
+if TYPE_CHECKING:
+    from fedtailor.deployment.secure_sums import MaskedSum, SecureSums
 
 Reply = TypeVar("Reply")
 
@@ -55,6 +60,8 @@ class RemoteClients:
         needed: int,
         storage: Storage,
         conduct: Conduct,
+        sums: SecureSums | None = None,
+        rare_classes: tuple[int, ...] = (),
     ) -> None:
         """Start with sites that have not done anything yet, or with those of a run that is resumed.
 
@@ -65,6 +72,8 @@ class RemoteClients:
             storage: where ``bases``, ``per_client``, and what :meth:`remember` remembers of them,
                 are kept.
             conduct: which sites have sent what cannot be used.
+            sums: makes the sums of uploads under masks; None: uploads come as they are.
+            rare_classes: of secure sums: classes of too few sites for a mean over them.
         """
         self.bases = storage("bases")
         self.per_client = storage("per_client")
@@ -75,6 +84,8 @@ class RemoteClients:
         self._exchange = exchange
         self._needed = needed
         self._conduct = conduct
+        self._sums = sums
+        self._rare_classes = rare_classes
         algorithm = self._plan.algorithm
         task = agreement.roster().common_task
         self._num_classes = task.num_classes
@@ -96,18 +107,100 @@ class RemoteClients:
         round: int,
         reduction: Reduction | None = None,
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
-        """Run a round of some sites; their uploads come as they are."""
+        """Run a round of some sites.
 
-        def read(client: int, answer: Envelope) -> TrainReply:
-            return self._train_reply(client, answer, request, round)
-
+        Their uploads come as they are, or as one sum that was made under masks.
+        """
         # What a round leaves counts only once the server has accepted it.
         self._trained = {}
-        for client, reply in self._replies(request, self._pack(shared), clients, round, read):
+        if self._sums is None:
+            replies = self._trained_alone(request, shared, clients, round)
+        else:
+            assert reduction is not None
+            replies = self._trained_in_sum(self._sums, request, shared, clients, round, reduction)
+
+        for client, reply in replies:
             if isinstance(reply, TrainReply) and reply.problem is None:
                 self._trained[client] = Version(round, request.attempt)
 
             yield client, reply
+
+    def _trained_alone(
+        self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
+    ) -> Iterator[tuple[int, TrainReply | Failure]]:
+        def read(client: int, answer: Envelope) -> TrainReply:
+            return self._train_reply(client, answer, request, round)
+
+        return self._replies(request, self._pack(shared), clients, round, read)
+
+    def _trained_in_sum(
+        self,
+        sums: SecureSums,
+        request: TrainRequest,
+        shared: Any,
+        clients: Sequence[int],
+        round: int,
+        reduction: Reduction,
+    ) -> Iterator[tuple[int, TrainReply | Failure]]:
+        """Run a round of some sites, of whose uploads the server learns the sum."""
+        assert reduction.fixed is not None
+        vector = UploadVector(self._messages, reduction.fixed)
+        blob = self._pack(shared)
+        asked = sums.request("train", round, request.attempt, vector.digest, blob)
+        try:
+            masked = sums.draw(asked, reduction.cohort, vector.entries)
+            replies = self._masked_replies(masked, request, blob, clients, round, reduction)
+            total, survivors = masked.open()
+            problem = vector.problem_with_sum(torch.from_numpy(total), len(survivors))
+            if problem:
+                raise masked.void(f"the sum cannot be right: {problem}")
+        except SumFailedError as error:
+            # Nothing is known of any upload.
+            failure = Failure(NoAnswer(f"no secure sum: {error.message}"))
+            for client in clients:
+                yield client, failure
+            return
+
+        # The round loop takes a sum as that of its lowest client.
+        decoded = vector.decode(torch.from_numpy(total), len(survivors))
+        lowest = min(survivors)
+        for client, reply in replies.items():
+            if client == lowest and isinstance(reply, TrainReply):
+                reply = reply._replace(upload=decoded)
+            yield client, reply
+
+    def _masked_replies(
+        self,
+        masked: MaskedSum,
+        request: TrainRequest,
+        blob: bytes,
+        clients: Sequence[int],
+        round: int,
+        reduction: Reduction,
+    ) -> dict[int, TrainReply | Failure]:
+        """Ask sites for masked vectors, and add them up; return the rest of their answers."""
+        assert reduction.fixed is not None
+        cohort = frozenset(reduction.cohort)
+        num_bytes = reduction.fixed.num_bytes
+
+        def read(client: int, answer: Envelope) -> TrainReply:
+            reply = self._train_reply(client, answer, request, round, with_upload=False)
+            if reply.problem is not None:
+                return reply
+
+            if client not in cohort:
+                return reply._replace(num_bytes=0)
+            masked.add(client, answer.blobs.get("masked", b""))
+            return reply._replace(num_bytes=num_bytes)
+
+        # A site without keys cannot be in the sum, nor one that was not when the sum was closed.
+        able = [client for client in clients if client in masked.asked or client not in cohort]
+        blobs = dict.fromkeys(masked.asked, masked.blobs)
+        replies: dict[int, TrainReply | Failure] = dict(
+            self._replies(request, blob, able, round, read, blobs, needed=masked.needed)
+        )
+        absent = Failure(NoAnswer("it has sent no keys for this sum, or no vector in time"))
+        return {client: replies.get(client, absent) for client in clients}
 
     def accept(self, client: int) -> None:
         """Make what the site's round left the state from which it continues."""
@@ -168,14 +261,25 @@ class RemoteClients:
         clients: Sequence[int],
         round: int,
         read: Callable[[int, Envelope], Reply],
+        blobs: Mapping[int, Mapping[str, bytes]] = {},
+        needed: int = 0,
     ) -> Iterator[tuple[int, Reply | Failure]]:
         """Ask some sites, and yield what each has answered, or why that cannot be used.
 
         No answer of a site raises an error here.
+
+        Args:
+            request: to each.
+            shared: what all receive.
+            clients: their numbers.
+            round: of the request.
+            read: returns what an answer says, or raises an error.
+            blobs: what else some of them receive.
+            needed: answers that are waited for, beside those that every request needs.
         """
         excluded = self._conduct.excluded()
         asked = [client for client in clients if client not in excluded]
-        answers = self._ask(request, shared, asked, round)
+        answers = self._ask(request, shared, asked, round, blobs, needed)
         for client in clients:
             if client in excluded:
                 yield client, Failure(NoAnswer(excluded[client]))
@@ -190,7 +294,13 @@ class RemoteClients:
         return to_blob(pack_download(shared, self._messages), self._modules)
 
     def _ask(
-        self, request: Request, shared: bytes, clients: Sequence[int], round: int
+        self,
+        request: Request,
+        shared: bytes,
+        clients: Sequence[int],
+        round: int,
+        more: Mapping[int, Mapping[str, bytes]],
+        needed: int,
     ) -> dict[int, Envelope | SiteFailure]:
         """Send a request to some sites, and return their answers."""
         if not clients:
@@ -205,10 +315,11 @@ class RemoteClients:
                 client,
                 base=self._version(self.bases, client),
                 best=self._version(self._best_bases, client),
+                rare_classes=self._rare_classes,
             )
 
             # The plan travels with each request, so that a site that was started again knows it.
-            blobs = {"plan": self._plan.raw, "shared": shared}
+            blobs = {"plan": self._plan.raw, "shared": shared, **more.get(client, {})}
             if client in self.per_client:
                 blobs["own"] = to_blob(self.per_client[client], self._modules)
             requests[client] = Envelope(work.to_head(), blobs)
@@ -217,7 +328,7 @@ class RemoteClients:
             return repeated(requests[client].head).items() <= answer.head.items()
 
         # A deployment waits for these sites, however long that takes.
-        needed = min(self._needed, len(requests))
+        needed = min(max(self._needed, needed), len(requests))
         return self._exchange.ask(requests, needed=needed, accept=belongs)
 
     @staticmethod
@@ -234,7 +345,13 @@ class RemoteClients:
         return out
 
     def _train_reply(
-        self, client: int, answer: Envelope, request: TrainRequest, round: int
+        self,
+        client: int,
+        answer: Envelope,
+        request: TrainRequest,
+        round: int,
+        *,
+        with_upload: bool = True,
     ) -> TrainReply:
         problem = _problem_text(answer)
         if problem:
@@ -242,8 +359,8 @@ class RemoteClients:
             return TrainReply(round, request.attempt, {}, {}, (), flaw, num_bytes=0)
 
         # Every part is checked by itself: whatever a site sends, its round alone is left out.
-        out = self._out(client, answer, {"upload", "metrics", "scores"})
-        upload = unpack_upload(out["upload"], self._messages)
+        parts = {"metrics", "scores", *(("upload",) if with_upload else ())}
+        out = self._out(client, answer, parts)
         metrics = _numbers(out["metrics"])
         text = problem_with_numbers(metrics, "metric")
         flaw = Problem("metric", "", text) if text else None
@@ -255,6 +372,10 @@ class RemoteClients:
                 raise DataError("the scores were not asked for.", key="scores")
             scores = self._check_scores(client, scores, rank=request.rank)
 
+        if not with_upload:
+            return TrainReply(round, request.attempt, {}, metrics, scores, flaw, num_bytes=0)
+
+        upload = unpack_upload(out["upload"], self._messages)
         flaw = problem_with(upload, self._messages, self._members[client].num_train) or flaw
         num_bytes = upload_bytes(upload, self._messages) if flaw is None else 0
         return TrainReply(round, request.attempt, upload, metrics, scores, flaw, num_bytes)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import make_folder, to_json, write_whole
 from fedtailor.core.errors import ConfigError, FedtailorError, describe_error
 from fedtailor.core.federation import Roster
 from fedtailor.core.folders import this_process
@@ -32,7 +33,7 @@ from fedtailor.deployment.federation_folder import (
     write_attendance,
 )
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, DeployOptions, load_federation
-from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
+from fedtailor.deployment.plan import LARGEST_PLAN, DeploymentPlan, read_plan
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.deployment.shared_verdicts import SHARE, ask_verdicts
 from fedtailor.experiment.config import to_toml
@@ -43,6 +44,10 @@ from fedtailor.experiment.tracking import RunProgress
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
 from fedtailor.simulation.rounds import federate
+from fedtailor.simulation.server import rare_classes
+
+if TYPE_CHECKING:
+    from fedtailor.deployment.secure_sums import SecureSums
 
 _STORES = ("bases", "per_client", "best_bases", "best_per_client")
 """What the server keeps of each site from round to round."""
@@ -89,7 +94,7 @@ def serve_rounds(folder: Path, run: Path, make_transport: MakeTransport) -> dict
         agreement = agree(exchange, file, sites)
         _make_folder(run, agreement, text)
 
-    return _serve(run, agreement, exchange, Conduct(folder, run.name, names))
+    return _serve(folder, run, agreement, exchange)
 
 
 def _exchange(
@@ -141,13 +146,23 @@ class _AttendanceNotes:
         write_attendance(self._folder, sites)
 
 
-def _serve(
-    path: Path, agreement: Agreement, exchange: Exchange, conduct: Conduct
-) -> dict[str, Any]:
+def _serve(folder: Path, path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
     plan = agreement.plan
     schedule = plan.config.schedule
+    conduct = Conduct(folder, path.name, [member.name for member in agreement.members])
     roster = agreement.roster()
+    privacy = plan.config.privacy
+    sums = None
+    if privacy.secure_sums:
+        sums = _secure_sums(folder, path, plan, exchange, conduct)
+
+        # A sum is over so many sites that two of them do not work with the server.
+        privacy = replace(privacy, smallest_sum=sums.session.fewest)
+        if privacy.rare_classes == "drop" and _weighs_by_class(plan):
+            holders = sums.count_classes(len(plan.inputs.class_names))
+            roster = replace(roster, class_holders=holders)
+
     with exclusive(path), RunWriter(path, _run_plan(agreement, roster), RunProgress()) as writer:
         start = writer.restore()
         if writer.result is not None:
@@ -160,6 +175,8 @@ def _serve(
             needed=max(schedule.fewest_uploads, schedule.participation.min_clients),
             storage=writer.storage,
             conduct=conduct,
+            sums=sums,
+            rare_classes=rare_classes(roster, privacy) if sums is not None else (),
         )
         reports = federate(
             plan.algorithm,
@@ -169,6 +186,7 @@ def _serve(
             seed=plan.config.seeds[0],
             resume=start.state,
             events=start.events,
+            privacy=privacy,
         )
 
         # A round is on disk before the sites are asked for the next one.
@@ -187,6 +205,33 @@ def _serve(
 
     write_whole(path / LEAVES_FILE, to_markdown(what_leaves_run(path)))
     return result
+
+
+def _weighs_by_class(plan: DeploymentPlan) -> bool:
+    """Return whether a mean counts some classes of a site and not others."""
+    messages = plan.algorithm.messages(plan.algorithm.bind(plan.task(0)))
+    return any(
+        field.reduction == "mean" and field.weight == "class_counts" for field in messages.values()
+    )
+
+
+def _secure_sums(
+    folder: Path, path: Path, plan: DeploymentPlan, exchange: Exchange, conduct: Conduct
+) -> SecureSums:
+    """Return what makes the sums of a run under masks."""
+    # Most runs have no secure sums, and do not need the package cryptography.
+    from fedtailor.deployment.roster import ROSTER_FILE, read_roster, roster_of, write_roster
+    from fedtailor.deployment.secure_sums import MASKS, SecureSums
+
+    # The roster of a run that has begun stays the same, whoever is registered now.
+    roster_path = path / MASKS / ROSTER_FILE
+    if not roster_path.is_file():
+        make_folder(roster_path.parent, mode=0o700)
+        write_roster(roster_path, roster_of(FederationFolder(folder)), replace=False)
+
+    sums = SecureSums(path, plan, read_roster(roster_path), exchange, conduct)
+    sums.connect()
+    return sums
 
 
 def _run_plan(agreement: Agreement, roster: Roster) -> RunPlan:

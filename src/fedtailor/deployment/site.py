@@ -23,6 +23,7 @@ from fedtailor.data.quantiles import count_cells, read_request
 from fedtailor.deployment.audit import Audit, digest_of
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.limits import MOST_SITES
+from fedtailor.deployment.mask_kinds import KINDS
 from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, other_version, read_plan
 from fedtailor.deployment.policy import study_settings
@@ -127,14 +128,14 @@ class DeployedSite:
     ) -> tuple[Envelope, dict[str, int]]:
         head = {**repeated(request.head), "site": self.options.name, **answer.head}
 
-        # Without a tree of tensors, the head says all.
+        # Without a tree of tensors, head and other blobs say all.
         if answer.out is None or self._run is None:
-            return Envelope(head), answer.sizes
+            return Envelope(head, answer.blobs), answer.sizes
 
         blob = to_blob(answer.out, self._run.modules)
         structure = max(len(blob) - sum(answer.sizes.values()), 0)
         sizes = {**answer.sizes, "structure of the answer": structure}
-        return Envelope(head, {"out": blob}), sizes
+        return Envelope(head, {"out": blob, **answer.blobs}), sizes
 
     def _told(self, error: FedtailorError) -> str:
         """Return a reason without the places of this site's files, which stay its own business.
@@ -162,6 +163,9 @@ class DeployedSite:
             return self._begin(request)
         if kind == SHARE:
             return self._verdict(request.head)
+        if kind in KINDS:
+            run = self._run_of(request, request.head.get("client"))
+            return run.answer_about_sums(request)
         return self._work(request)
 
     def _verdict(self, head: Mapping[str, Any]) -> SiteAnswer:
@@ -327,7 +331,7 @@ class DeployedSite:
             self._run = None
             plan = read_plan(raw)
             self._refuse_unknown(plan)
-            self._refuse_against_policy(plan)
+            self._refuse_against_policy(plan, client)
             run = self._run = SiteRun(self.folder, self.options, self._memory, plan, client)
 
         return run
@@ -350,14 +354,10 @@ class DeployedSite:
                 message = f"its site.toml does not allow '{name}'. Allowed {key}: {listed}."
                 raise ConfigError(message, key=f"site.{key}", allowed=list(allowed), got=name)
 
-    def _refuse_against_policy(self, plan: DeploymentPlan) -> None:
+    def _refuse_against_policy(self, plan: DeploymentPlan, client: int) -> None:
         """Refuse a plan outside of ``[policy]`` or ``[privacy]``, before any data are read."""
-        privacy = plan.config.privacy
-        self.options.privacy.check_plan(privacy, plan.population)
-        if privacy.secure_sums:
-            message = "the plan has secure sums, which real sites do not have so far."
-            raise ConfigError(message, key="privacy.secure_sums", allowed="false", got="true")
-
+        trains = client < plan.population
+        self.options.privacy.check_plan(plan.config.privacy, plan.population, trains=trains)
         policy = self.options.policy
         policy.check_study(study_settings(plan.config))
         algorithm = plan.algorithm

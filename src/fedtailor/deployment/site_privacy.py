@@ -67,12 +67,13 @@ class SitePrivacy:
             )
             raise ConfigError(message, key="privacy.colluding", allowed=f"{own} or more")
 
-    def check_plan(self, privacy: PrivacyOptions, num_sites: int) -> None:
+    def check_plan(self, privacy: PrivacyOptions, num_sites: int, *, trains: bool) -> None:
         """Check that a plan protects the site as it wants to be protected.
 
         Args:
             privacy: the section of the plan.
             num_sites: sites of the plan that can take part in training.
+            trains: whether this site is one of them. Others send no messages of the method.
 
         Raises:
             ConfigError: it does not.
@@ -81,7 +82,7 @@ class SitePrivacy:
             message = "the plan has no secure sums; site.toml requires them."
             raise ConfigError(message, key="privacy.secure_sums", allowed="true", got="false")
 
-        if privacy.secure_sums:
+        if privacy.secure_sums and trains:
             if not self.roster:
                 message = "this site trusts no roster for secure sums: 'fedtailor site trust'."
                 raise ConfigError(message, key="privacy.roster", allowed="a roster", got="none")

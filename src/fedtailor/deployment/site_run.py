@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import ConfigError, DataError, describe_error
+from fedtailor.core.fixed_point import make_fixed_point
 from fedtailor.core.message import Messages
 from fedtailor.core.scores import Scores
 from fedtailor.core.tree import Tree, leaves
+from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.packing import pack_upload, unpack_download
 from fedtailor.deployment.plan import DeploymentPlan
@@ -35,6 +38,10 @@ from fedtailor.simulation.clients import LocalClients, PersonalizeReply
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest
 
+if TYPE_CHECKING:
+    from fedtailor.deployment.masked_upload import MaskedUpload
+    from fedtailor.deployment.site_masks import SiteMasks
+
 _STATES = "states"
 _DIGEST_FILE = "data.sha256"
 
@@ -49,6 +56,8 @@ class SiteAnswer(NamedTuple):
     """What is in it, with the number of bytes."""
     out: Any = None
     """A tree of tensors: the blob ``out`` of the message."""
+    blobs: Mapping[str, bytes] = {}
+    """Its other blobs."""
 
 
 def reason_answer(key: str, reason: str) -> SiteAnswer:
@@ -104,6 +113,7 @@ class SiteRun:
         # method that sends what this one keeps.
         own = run_states / f"{plan.digest}-{client}"
         self._states = SiteState(own, modules=self.modules)
+        self._run_states = run_states
 
         # The population of the plan, in which only this site has examples.
         self._federation = federation_of_one(
@@ -117,6 +127,30 @@ class SiteRun:
         common_task = self._algorithm.bind(self._federation.common_task)
         self._messages: Messages = self._algorithm.messages(common_task)
 
+    @cached_property
+    def masks(self) -> SiteMasks:
+        """What the site does in secure sums.
+
+        Raises:
+            ConfigError: the plan has none.
+            DataError: the site trusts another roster.
+            RunError: a key cannot be read or written.
+        """
+        if not self.plan.config.privacy.secure_sums:
+            raise ConfigError("the plan has no secure sums.", key="privacy.secure_sums")
+
+        # Only secure sums need the package cryptography.
+        from fedtailor.deployment.site_masks import SiteMasks
+
+        return SiteMasks(self._folder, self._run_states, self._options, self.plan, self.client)
+
+    def answer_about_sums(self, message: Envelope) -> SiteAnswer:
+        """Answer a request about masks."""
+        labels = self.prepared.site.y[self.prepared.positions.train]
+        classes = np.bincount(labels, minlength=len(self.plan.inputs.class_names)) > 0
+        head, blobs, what = self.masks.answer(message, classes)
+        return SiteAnswer(head, {what: sum(map(len, blobs.values()))}, blobs=blobs)
+
     def work(self, work: Work, blobs: Mapping[str, bytes]) -> SiteAnswer:
         """Do what a request asks."""
         with one_thread():
@@ -128,6 +162,8 @@ class SiteRun:
 
     def _train(self, work: Work, request: TrainRequest, blobs: Mapping[str, bytes]) -> SiteAnswer:
         """Do a round, and keep the new state beside the one it began with."""
+        # A sum that would be refused is not worth the work.
+        masked = self._masked_upload(work, request, blobs)
         states: dict[int, Any] = {}
         clients = self._clients(work.base, blobs, states)
         shared = self._shared(blobs)
@@ -135,11 +171,15 @@ class SiteRun:
         if isinstance(reply, Failure):
             return self._failed(reply)
 
-        if reply.problem is not None:
-            problem = f"the site says that its work cannot be used ({reply.problem.kind})"
-            if "errors" in self._options.share and reply.problem.text:
-                problem = reply.problem.text
-            return reason_answer("problem", problem)
+        problem = reply.problem
+        if problem is None and masked is not None:
+            problem = masked.problem_with(reply.upload, len(self.prepared.positions.train))
+        if problem is not None:
+            text = f"the site says that its work cannot be used ({problem.kind})"
+            if "errors" in self._options.share and problem.text:
+                text = problem.text
+            log.error("the work of round %s cannot be used: %s", work.round, problem)
+            return reason_answer("problem", text)
 
         # The server may still leave the round out, and then it names the older state again.
         clients.accept(self.client)
@@ -147,10 +187,18 @@ class SiteRun:
         self._states.save(version, states[self.client])
         self._states.keep({version, work.base, work.best})
 
-        upload = pack_upload(reply.upload, self._messages)
-        out: dict[str, Any] = {"upload": upload, "metrics": {}, "scores": ()}
-        sizes = _sizes("upload", upload["values"])
-        sizes["upload: weights and rows"] = _num_bytes((upload["weights"], upload["rows"]))
+        out: dict[str, Any] = {"metrics": {}, "scores": ()}
+        sizes: dict[str, int] = {}
+        more: dict[str, bytes] = {}
+        if masked is not None:
+            more["masked"] = masked.mask(reply.upload)
+            sizes["upload under masks"] = len(more["masked"])
+        elif not self.plan.config.privacy.secure_sums:
+            upload = pack_upload(reply.upload, self._messages)
+            out["upload"] = upload
+            sizes = _sizes("upload", upload["values"])
+            sizes["upload: weights and rows"] = _num_bytes((upload["weights"], upload["rows"]))
+
         if "metrics" in self._options.share:
             out["metrics"] = reply.metrics
             sizes |= _sizes("training metric", reply.metrics)
@@ -158,7 +206,29 @@ class SiteRun:
             out["scores"] = reply.scores
             sizes["scores of the model after training"] = _num_bytes(reply.scores)
 
-        return SiteAnswer({}, sizes, out)
+        return SiteAnswer({}, sizes, out, more)
+
+    def _masked_upload(
+        self, work: Work, request: TrainRequest, blobs: Mapping[str, bytes]
+    ) -> MaskedUpload | None:
+        """Return how the upload goes into a sum; None if it does not.
+
+        Raises:
+            DataError: the sum is refused.
+        """
+        privacy = self.plan.config.privacy
+        if not privacy.secure_sums or "cohort" not in blobs:
+            return None
+
+        from fedtailor.deployment.masked_upload import MaskedUpload
+
+        point = make_fixed_point(
+            self._messages,
+            population=self.plan.population,
+            most_examples=privacy.most_examples,
+            rare_classes=work.rare_classes,
+        )
+        return MaskedUpload(self.masks, self._messages, point, (work.round, request.attempt), blobs)
 
     def _personalize(
         self, work: Work, request: PersonalizeRequest, blobs: Mapping[str, bytes]

@@ -24,6 +24,7 @@ from fedtailor.deployment.limits import (
     LARGEST_TREE_HEADER,
     MOST_ATTEMPTS,
     MOST_AXES,
+    MOST_CLASSES,
     MOST_EXTRA_BYTES,
     MOST_LEAVES,
     MOST_SITES,
@@ -52,6 +53,8 @@ class Work(NamedTuple):
     """The state from which the site continues; None: the one before its first round."""
     best: Version | None
     """The state to which the server may go back, however old it is; None: there is none."""
+    rare_classes: tuple[int, ...] = ()
+    """Of secure sums: classes of so few sites that a mean over them would tell too much."""
 
     def to_head(self) -> dict[str, Any]:
         """Return the head of the message; :func:`read_head` reads it."""
@@ -98,6 +101,7 @@ def read_head(head: Mapping[str, Any]) -> Work:
         client=whole("client", head.get("client"), MOST_SITES),
         base=_version("base", head.get("base")),
         best=_version("best", head.get("best")),
+        rare_classes=_classes("rare_classes", head.get("rare_classes")),
     )
 
 
@@ -136,6 +140,12 @@ def _version(name: str, value: Any) -> Version | None:
         raise wrong(name, "a round and an attempt", value)
     round = whole(name, value[0], LARGEST_ROUND)
     return Version(round, whole(name, value[1], MOST_ATTEMPTS))
+
+
+def _classes(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) > MOST_CLASSES:
+        raise wrong(name, "numbers of classes", value)
+    return tuple(whole(name, label, MOST_CLASSES - 1) for label in value)
 
 
 def wrong(name: str, allowed: str, got: object) -> DataError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +24,8 @@ POINT_BYTES = 49
 """Bytes of the public key of a site, compressed."""
 SEAL_BYTES = 16
 """Bytes by which a sealed text is longer."""
+_LENGTH = 4
+"""Bytes of the length of a text."""
 _CHUNK = 2**17
 """Numbers of a key stream that are in memory at a time."""
 _BLOCK = 64
@@ -140,3 +143,27 @@ def is_signed(point: bytes, signature: bytes, digest: bytes) -> bool:
 @lru_cache(maxsize=1024)
 def _key_of(point: bytes) -> ec.EllipticCurvePublicKey:
     return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), point)
+
+
+def join_texts(texts: Iterable[bytes]) -> bytes:
+    """Return texts as one: each with its length before it."""
+    return b"".join(pack(len(text)) + text for text in texts)
+
+
+def split_texts(raw: bytes) -> list[bytes]:
+    """Return the texts that :func:`join_texts` has joined.
+
+    Raises:
+        RefusedError: the bytes are something else.
+    """
+    texts = []
+    start = 0
+    while start < len(raw):
+        size = int.from_bytes(raw[start : start + _LENGTH], "little")
+        start += _LENGTH
+        text = raw[start : start + size]
+        if len(text) < size:
+            raise RefusedError("a text is cut off.")
+        texts.append(text)
+        start += size
+    return texts

@@ -1,0 +1,187 @@
+"""What server and sites say to each other about masks.
+
+Requests about a sum (:mod:`fedtailor.deployment.mask_kinds`) name everything that it is made under,
+and a site makes the context by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.limits import LARGEST_ROUND, MOST_ATTEMPTS, MOST_SITES
+from fedtailor.deployment.mask_kinds import CLASSES, SUMS
+from fedtailor.deployment.wire import whole, wrong
+from fedtailor.privacy.masks.keys import SEALED_BYTES, Channel
+from fedtailor.privacy.masks.primitives import (
+    RefusedError,
+    digest_of,
+    join_texts,
+    pack,
+    split_texts,
+)
+from fedtailor.privacy.masks.session import Member, Request, read_cohort, write_cohort
+from fedtailor.privacy.masks.shares import SHARE_BYTES
+
+MOST_KEYS = 64
+"""Keys that a site makes for one request."""
+_NO_SHARE = b"\xff" * SHARE_BYTES
+"""In place of a share whose seal is broken: no share is so large."""
+
+
+class AboutSum(NamedTuple):
+    """What the requests ``agree`` and ``unmask`` say."""
+
+    request: Request
+    cohort: tuple[Member, ...]
+    survivors: frozenset[int]
+
+
+def sum_head(request: Request, survivors: frozenset[int]) -> dict[str, Any]:
+    """Return what the head of ``agree`` and ``unmask`` says of a sum."""
+    return {
+        "of": request.kind,
+        "round": request.round,
+        "attempt": request.attempt,
+        "layout": request.layout.hex(),
+        "shared": request.shared.hex(),
+        "survivors": sorted(survivors),
+    }
+
+
+def read_sum(message: Envelope, plan: bytes) -> AboutSum:
+    """Return what a request ``agree`` or ``unmask`` says.
+
+    Args:
+        message: the request.
+        plan: digest of the plan that came with it.
+
+    Raises:
+        DataError: it says something else.
+    """
+    head = message.head
+    kind = head.get("of")
+    if kind not in SUMS:
+        raise wrong("of", " or ".join(SUMS), kind)
+
+    survivors = head.get("survivors")
+    if not isinstance(survivors, list):
+        raise wrong("survivors", "numbers of sites", survivors)
+    numbers = frozenset(whole("survivors", number, MOST_SITES) for number in survivors)
+    request = Request(
+        kind,
+        whole("round", head.get("round"), LARGEST_ROUND),
+        whole("attempt", head.get("attempt"), MOST_ATTEMPTS),
+        plan,
+        read_digest(head, "layout"),
+        read_digest(head, "shared"),
+    )
+    return AboutSum(request, read_cohort(message.blobs.get("cohort", b"")), numbers)
+
+
+def read_digest(head: Mapping[str, Any], name: str) -> bytes:
+    """Return a digest that a head has in hexadecimal.
+
+    Raises:
+        DataError: it has none.
+    """
+    value = head.get(name)
+    try:
+        digest = bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        digest = b""
+    if len(digest) != 32:
+        raise wrong(name, "a SHA-256 in hexadecimal", value)
+    return digest
+
+
+def classes_layout(num_classes: int) -> bytes:
+    """Return the digest of what is where in the vector of classes."""
+    return digest_of(CLASSES, pack(num_classes))
+
+
+def write_channels(channels: Sequence[Channel]) -> bytes:
+    """Return the channel keys of all sites, by number, as bytes."""
+    return join_texts(text for channel in channels for text in channel)
+
+
+def read_channels(raw: bytes) -> list[Channel]:
+    """Return the channel keys that :func:`write_channels` wrote.
+
+    Raises:
+        RefusedError: the bytes are something else.
+    """
+    texts = split_texts(raw)
+    if len(texts) % 2:
+        raise RefusedError("a channel key has no signature.")
+    return [Channel(*texts[start : start + 2]) for start in range(0, len(texts), 2)]
+
+
+def write_signatures(signatures: Mapping[int, bytes]) -> bytes:
+    """Return signatures by the number of the site as bytes."""
+    return join_texts(
+        text for number in sorted(signatures) for text in (pack(number), signatures[number])
+    )
+
+
+def read_signatures(raw: bytes) -> dict[int, bytes]:
+    """Return the signatures that :func:`write_signatures` wrote.
+
+    Raises:
+        RefusedError: the bytes are something else.
+    """
+    texts = split_texts(raw)
+    if len(texts) % 2:
+        raise RefusedError("a site has no signature.")
+    numbers = [int.from_bytes(text, "little") for text in texts[::2]]
+    return dict(zip(numbers, texts[1::2], strict=True))
+
+
+def write_sealed(sealed: Mapping[int, bytes], cohort: Sequence[Member]) -> bytes:
+    """Return the sealed shares of one holder as bytes; of itself there are none."""
+    return _write_cohort_texts(sealed, cohort, bytes(SEALED_BYTES))
+
+
+def read_sealed(raw: bytes, cohort: Sequence[Member]) -> dict[int, bytes]:
+    """Return the sealed shares that :func:`write_sealed` wrote.
+
+    Raises:
+        RefusedError: the bytes are something else.
+    """
+    return _read_cohort_texts(raw, cohort, SEALED_BYTES)
+
+
+def write_shares(shares: Mapping[int, bytes | None], cohort: Sequence[Member]) -> bytes:
+    """Return the shares of one holder as bytes."""
+    return _write_cohort_texts(shares, cohort, _NO_SHARE)
+
+
+def read_shares(raw: bytes, cohort: Sequence[Member]) -> dict[int, bytes | None]:
+    """Return the shares that :func:`write_shares` wrote.
+
+    Raises:
+        RefusedError: the bytes are something else.
+    """
+    texts = _read_cohort_texts(raw, cohort, SHARE_BYTES)
+    return {number: None if text == _NO_SHARE else text for number, text in texts.items()}
+
+
+def _write_cohort_texts(
+    texts: Mapping[int, bytes | None], cohort: Sequence[Member], missing: bytes
+) -> bytes:
+    """Return texts of one length by member as bytes, one after the other."""
+    return b"".join(texts.get(member.number) or missing for member in cohort)
+
+
+def _read_cohort_texts(raw: bytes, cohort: Sequence[Member], size: int) -> dict[int, bytes]:
+    if len(raw) != size * len(cohort):
+        raise RefusedError("there must be one entry for every site of a sum.")
+    return {
+        member.number: raw[size * place : size * (place + 1)] for place, member in enumerate(cohort)
+    }
+
+
+def cohort_blob(cohort: Sequence[Member]) -> dict[str, bytes]:
+    """Return the blob that names the members of a sum."""
+    return {"cohort": write_cohort(cohort)}

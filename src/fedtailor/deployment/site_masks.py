@@ -1,0 +1,220 @@
+"""The masks of a site in one run: its secret, its journal, and its answers to requests about sums.
+
+``masks.key`` is 32 random bytes, from which all keys of the site in the run follow, and
+``masks.jsonl`` is the journal (:mod:`fedtailor.privacy.masks.journal`). Both lie beside the states
+of the run. A site that loses them has other keys: it takes part again in the next run.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.core.errors import DataError
+from fedtailor.core.reading import is_missing, read_file
+from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.init import SITE_KEY
+from fedtailor.deployment.keys import read_private_key, write_private
+from fedtailor.deployment.limits import LARGEST_ROUND, MOST_ATTEMPTS
+from fedtailor.deployment.mask_kinds import AGREE, CHANNEL, CLASSES, KEYS, UNMASK
+from fedtailor.deployment.mask_messages import (
+    MOST_KEYS,
+    classes_layout,
+    read_channels,
+    read_digest,
+    read_sealed,
+    read_signatures,
+    read_sum,
+    write_shares,
+)
+from fedtailor.deployment.options import SiteOptions
+from fedtailor.deployment.plan import DeploymentPlan
+from fedtailor.deployment.roster import spell
+from fedtailor.deployment.trust import pinned_roster
+from fedtailor.deployment.wire import whole
+from fedtailor.privacy.masks.journal import Journal
+from fedtailor.privacy.masks.keys import SiteKeys, write_bundles
+from fedtailor.privacy.masks.primitives import RefusedError
+from fedtailor.privacy.masks.session import (
+    Request,
+    Session,
+    digest_of_download,
+    read_cohort,
+)
+from fedtailor.privacy.masks.site import MaskingSite
+
+_MASTER_FILE = "masks.key"
+_JOURNAL_FILE = "masks.jsonl"
+_MASTER_BYTES = 32
+
+Answer = tuple[dict[str, object], dict[str, bytes], str]
+"""Head and blobs of an answer, and what the log of the site says of it."""
+
+
+class SiteMasks:
+    """The masks of a site in one run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        states: Path,
+        options: SiteOptions,
+        plan: DeploymentPlan,
+        client: int,
+    ) -> None:
+        """Continue with what lies in the folder of the run, or begin.
+
+        Args:
+            folder: of the site.
+            states: of the run.
+            options: of the site.
+            plan: of the run.
+            client: the number of the site.
+
+        Raises:
+            ConfigError: the site trusts no roster.
+            DataError: the roster has other sites than the plan, or a file is damaged.
+            RunError: the key of the site cannot be read, or a file cannot be written.
+        """
+        roster = pinned_roster(folder, options)
+        assert roster is not None, "the plan was checked"
+        self._pin = roster.pin
+        names = [site.name for site in roster.sites]
+        if len(names) != plan.population or names[client : client + 1] != [options.name]:
+            raise RefusedError(
+                f"the roster that this site trusts has {len(names)} sites, and the run has "
+                f"{plan.population}, or in another order: 'fedtailor deploy roster' again, and "
+                "'fedtailor site trust' at all sites."
+            )
+
+        self._session = Session(
+            plan.run,
+            tuple(site.key.point for site in roster.sites),
+            roster.threshold,
+            roster.colluding,
+            max(roster.fewest, options.privacy.smallest_sum),
+        )
+        self._plan = bytes.fromhex(plan.digest)
+        self._journal = Journal(states / _JOURNAL_FILE)
+        self._keys = SiteKeys(
+            self._session, client, read_private_key(folder / SITE_KEY), _master(states)
+        )
+        self._site = MaskingSite(self._session, client, self._keys, self._journal)
+
+    def answer(self, message: Envelope, classes: np.ndarray) -> Answer:
+        """Return the answer to a request about sums.
+
+        Args:
+            message: the request.
+            classes: whether the site has training examples of each class.
+
+        Raises:
+            DataError: the request is refused.
+            RunError: the journal cannot be written; then nothing may leave.
+        """
+        kind = message.head["kind"]
+        if kind == CHANNEL:
+            return self._channel(message)
+        if kind == KEYS:
+            return self._make_keys(message)
+        if kind == CLASSES:
+            return self._count_classes(message, classes)
+
+        about = read_sum(message, self._plan)
+        if kind == AGREE:
+            signature = self._site.agree(*about)
+            return {"signature": signature.hex()}, {}, "agreement on who is in a sum"
+
+        assert kind == UNMASK
+        blobs = message.blobs
+        sealed = read_sealed(blobs.get("sealed", b""), about.cohort)
+        agreed = read_signatures(blobs.get("agreed", b""))
+        shares = self._site.open(*about, sealed, agreed)
+        return {}, {"shares": write_shares(shares, about.cohort)}, "shares of masks"
+
+    def request(self, kind: str, round: int, attempt: int, layout: bytes, shared: bytes) -> Request:
+        """Return what a sum of this run is of.
+
+        Args:
+            kind: of the request.
+            round: of the request.
+            attempt: of the request.
+            layout: digest of what is where in the vector.
+            shared: what all sites have received.
+        """
+        return Request(kind, round, attempt, self._plan, layout, digest_of_download(shared))
+
+    def allow(self, request: Request, blobs: Mapping[str, bytes]) -> None:
+        """Check a request before any work is done for it.
+
+        Raises:
+            DataError: it is refused.
+            RunError: the journal cannot be written.
+        """
+        self._site.allow(request, read_cohort(blobs.get("cohort", b"")))
+
+    def mask(self, request: Request, blobs: Mapping[str, bytes], vector: np.ndarray) -> bytes:
+        """Return a vector under masks.
+
+        Args:
+            request: what the sum is of.
+            blobs: of the message, which names the members.
+            vector: (entries,), int64.
+
+        Raises:
+            DataError: the request is refused.
+            RunError: the journal cannot be written.
+        """
+        cohort = read_cohort(blobs.get("cohort", b""))
+        return self._site.mask(request, cohort, vector.view("<u8")).tobytes()
+
+    def _channel(self, message: Envelope) -> Answer:
+        """Say the channel key, if server and site mean the same roster."""
+        pin = "sha256:" + read_digest(message.head, "roster").hex()
+        if pin != self._pin:
+            raise RefusedError(
+                f"this site trusts the roster {spell(self._pin, short=True)}, and the server has "
+                f"{spell(pin, short=True)}: compare both, then 'fedtailor site trust'."
+            )
+
+        channel = self._keys.channel()
+        head: dict[str, object] = {
+            "channel": channel.key.hex(),
+            "signature": channel.signature.hex(),
+        }
+        return head, {}, "a key for shares of masks"
+
+    def _make_keys(self, message: Envelope) -> Answer:
+        first = whole("first", message.head.get("first"), LARGEST_ROUND)
+        count = whole("count", message.head.get("count"), MOST_KEYS)
+        self._site.learn_channels(read_channels(message.blobs.get("channels", b"")))
+        bundles = write_bundles(self._site.bundles(range(first, first + count)))
+        head: dict[str, object] = {"first": first, "count": count}
+        return head, {"bundles": bundles}, "keys of masks"
+
+    def _count_classes(self, message: Envelope, classes: np.ndarray) -> Answer:
+        """Say under masks which classes there are."""
+        attempt = whole("attempt", message.head.get("attempt"), MOST_ATTEMPTS)
+        asked = self.request(CLASSES, 0, attempt, classes_layout(len(classes)), b"")
+        masked = self.mask(asked, message.blobs, classes.astype(np.int64))
+        return {}, {"masked": masked}, "which classes there are, under masks"
+
+
+def _master(states: Path) -> bytes:
+    """Return the secret of a run, which is made once."""
+    path = states / _MASTER_FILE
+    secret = b""
+    try:
+        secret = read_file(path, limit=_MASTER_BYTES, within=states)
+    except DataError as error:
+        if not is_missing(error):
+            raise
+
+    # A file that is too short was never used: nothing leaves before it is whole.
+    if len(secret) != _MASTER_BYTES:
+        secret = secrets.token_bytes(_MASTER_BYTES)
+        write_private(path, secret)
+    return secret

@@ -1,0 +1,318 @@
+"""Sums under masks across sites have the bits of a simulation with secure sums, whoever is lost."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedtailor.algorithms import ALGORITHMS
+from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.mask_kinds import KINDS
+from fedtailor.experiment.reader import read_run
+from fedtailor.privacy.masks.shares import SHARE_BYTES
+from sites import (
+    VALUES,
+    FunctionTransport,
+    World,
+    assert_same_as_simulation,
+    assert_same_run,
+    divide_digits,
+    write_arrays,
+)
+
+NAMES = ("clinic", "hospital", "office", "practice", "ward")
+DATA = divide_digits(NAMES, rows=40)
+SCHEDULE = {
+    "federation": {"rounds": 3, "participation": 0.9, "full_last_round": False},
+    "evaluation": {"every": 1, "personalized_every": 2},
+    "data": {"val_fraction": 0.2},
+    "privacy": {"secure_sums": True},
+}
+SHORT = {
+    **SCHEDULE,
+    "federation": {"rounds": 2},
+    "deploy": {"deadline": 1.0, "grace": 0.1, "resend": 0.1},
+}
+
+
+def world_of(path, *, new=("hospital",), names=NAMES, schedule=SCHEDULE, **values):
+    """Return a world of digits."""
+    world = World(path, names=names, new=new, values={**VALUES, **schedule, **values}, secure=True)
+    return world.write(lambda folder, name: write_arrays(folder, *DATA[name]))
+
+
+def of_four(path, **values):
+    """Return four sites, of which three must answer, in two rounds."""
+    return world_of(path, new=(), names=NAMES[:4], schedule=SHORT, **values)
+
+
+def kinds(messages):
+    """Return how often there was a message of each kind."""
+    names = [message.head["kind"] for _, message in messages]
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def options_of(name):
+    return {"name": name, "combine_heads": False} if name == "fedpac" else {"name": name}
+
+
+ALWAYS = {"pfedfda", "scaffold"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(ALGORITHMS)
+    ],
+)
+def test_every_method_has_the_bits_of_a_simulation_or_is_refused(tmp_path, name):
+    world = world_of(tmp_path, algorithm=options_of(name))
+    try:
+        world.serve()
+    except ConfigError as error:
+        assert "shows the server what single clients send" in error.message
+        return
+
+    assert_same_run(world, world.simulate())
+    for _, answer in world.transport.received:
+        assert set(answer.blobs) <= {"out", "masked", "shares", "bundles"}
+        assert b"upload" not in answer.blobs.get("out", b"")
+
+
+def test_a_round_costs_one_exchange_and_sixteen_rounds_one_more(tmp_path):
+    world = of_four(tmp_path, federation={"rounds": 18}, evaluation={"every": 18})
+    world.serve()
+    counts = kinds(world.transport.sent)
+    assert {kind: count for kind, count in counts.items() if kind in (*KINDS, "train")} == {
+        "channel": 4,
+        "keys": 2 * 4,
+        "train": 18 * 4,
+        "unmask": 18 * 4,
+    }
+
+
+class Losing(FunctionTransport):
+    """A transport that loses answers."""
+
+    def __init__(self, answers, lost):
+        super().__init__(answers)
+        self.lost = lost
+
+    def send(self, requests):
+        kept = {
+            client: request
+            for client, request in requests.items()
+            if not self.lost(client, request)
+        }
+        super().send(kept)
+
+
+def test_a_site_that_is_lost_in_a_round_is_not_in_its_sum(tmp_path):
+    world = of_four(tmp_path)
+
+    def lost(client, request):
+        return (client, request.head["kind"], request.head.get("round")) == (2, "train", 2)
+
+    world.serve(lambda sites: Losing([site.answer for site in sites], lost))
+    assert kinds(world.transport.sent)["agree"] == 4
+    run = assert_same_as_simulation(world)
+    assert [event["kind"] for event in run.events if event.get("client") == 2] == ["absent"]
+
+
+@pytest.mark.parametrize("kind", ["agree", "unmask", "keys"])
+def test_a_site_that_is_silent_in_another_exchange(tmp_path, kind):
+    world = of_four(tmp_path)
+
+    def lost(client, request):
+        head = request.head
+        is_lost = (client, head["kind"], head.get("round")) == (2, "train", 2)
+        return (is_lost and kind != "keys") or (client == 1 and head["kind"] == kind)
+
+    world.serve(lambda sites: Losing([site.answer for site in sites], lost))
+    assert_same_as_simulation(world)
+
+
+class Killed(BaseException):
+    """The server is gone."""
+
+
+def killing(moment, *, before):
+    """Return how to make a transport that ends the server at one of its exchanges."""
+
+    def make(sites):
+        class Killing(FunctionTransport):
+            exchanges = 0
+
+            def send(self, requests):
+                self.exchanges += 1
+                if before and self.exchanges == moment:
+                    raise Killed
+                super().send(requests)
+                if not before and self.exchanges == moment:
+                    raise Killed
+
+        return Killing([site.answer for site in sites])
+
+    return make
+
+
+MOMENTS = [3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        moment if moment in (5, 6) else pytest.param(moment, marks=pytest.mark.slow)
+        for moment in MOMENTS
+    ],
+)
+def test_a_server_that_is_killed_makes_the_same_sums(tmp_path, moment, before):
+    world = of_four(tmp_path)
+    with pytest.raises(Killed):
+        world.serve(killing(moment, before=before))
+    world.serve()
+    assert_same_run(world, world.simulate())
+
+
+def test_a_server_that_is_killed_after_a_loss_opens_the_same_sum(tmp_path):
+    """The site that was lost comes back, and is still not in the sum that was closed."""
+    world = of_four(tmp_path)
+
+    def lost(client, request):
+        if request.head["kind"] == "unmask":
+            raise Killed
+        return client == 2 and request.head["kind"] == "train"
+
+    with pytest.raises(Killed):
+        world.serve(lambda sites: Losing([site.answer for site in sites], lost))
+    world.serve()
+    run = assert_same_as_simulation(world)
+    absent = [
+        (event["round"], event["client"]) for event in run.events if event["kind"] == "absent"
+    ]
+    assert absent == [(1, 2)]
+
+
+def replaced(site, kind, change):
+    """Return how a site answers whose answers to requests of a kind are changed."""
+
+    def answer(request):
+        reply = site.answer(request)
+        if request.head["kind"] != kind:
+            return reply
+        return Envelope(dict(reply.head), change(dict(reply.blobs)))
+
+    return answer
+
+
+def with_one(world, client, kind, change):
+    """Serve with a site that deviates."""
+
+    def make(sites):
+        answers = [site.answer for site in sites]
+        answers[client] = replaced(sites[client], kind, change)
+        return FunctionTransport(answers)
+
+    world.serve(make)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "is_absent"),
+    [
+        ("keys", lambda blobs: {"bundles": b"no keys"}, True),
+        ("train", lambda blobs: {**blobs, "masked": b"short"}, True),
+        ("unmask", lambda blobs: {"shares": bytes(4 * SHARE_BYTES)}, False),
+        ("unmask", lambda blobs: {"shares": b"\xff" * 4 * SHARE_BYTES}, False),
+        ("unmask", lambda blobs: {}, False),
+    ],
+)
+def test_a_site_that_sends_something_wrong_spoils_nothing(tmp_path, kind, change, is_absent):
+    world = of_four(tmp_path)
+    with_one(world, 0, kind, change)
+    run = assert_same_as_simulation(world)
+    assert any(event["kind"] in ("absent", "failed") for event in run.events) == is_absent
+
+
+def test_a_vector_of_noise_makes_a_sum_that_cannot_be_right(tmp_path):
+    world = of_four(tmp_path)
+    rng = np.random.default_rng(0)
+
+    def change(blobs):
+        return {**blobs, "masked": rng.bytes(len(blobs["masked"]))}
+
+    with pytest.raises(RunError, match="round 1"):
+        with_one(world, 0, "train", change)
+    path = world.path / "server" / "runs" / "0001" / "masks" / "train-000001-00.json"
+    assert "the sum cannot be right" in json.loads(path.read_text())["void"]
+
+
+def test_a_number_beyond_the_bound_stays_at_the_site(tmp_path):
+    world = of_four(tmp_path, privacy={"secure_sums": True, "most_examples": 20})
+    x, y = DATA["clinic"]
+    few = {"clinic": slice(None), "hospital": slice(24), "office": slice(24), "practice": slice(24)}
+    for name, part in few.items():
+        for folder in (world.path / "all" / name, world.path / "sites" / name / "data" / name):
+            x, y = DATA[name]
+            names = np.array([str(label) for label in range(10)])
+            np.savez(folder / "train.npz", x=x[part], y=y[part], class_names=names)
+
+    world.serve()
+    run = read_run(world.path / "server" / "runs" / "0001")
+    reasons = {event["client"]: event["reason"] for event in run.events if "reason" in event}
+    assert reasons == {0: "the site says that its work cannot be used (range)"}
+
+
+def test_sites_of_another_roster_are_named(tmp_path):
+    world = of_four(tmp_path)
+    text = (world.path / "server" / "federation.toml").read_text()
+    (world.path / "server" / "federation.toml").write_text(
+        text.replace("secure_sums = true", "secure_sums = true\nsmallest_sum = 4")
+    )
+    with pytest.raises(
+        RunError, match=r"this site trusts the roster [0-9A-F ]+\.\.\., and the server"
+    ):
+        world.serve()
+
+
+def test_a_site_without_a_roster_refuses(tmp_path):
+    world = of_four(tmp_path)
+    path = world.path / "sites" / "office" / "site.toml"
+    path.write_text(path.read_text().partition("[privacy]")[0])
+    with pytest.raises(RunError, match="this site trusts no roster for secure sums"):
+        world.serve()
+
+
+def test_without_who_is_in_the_sum_a_site_sends_no_upload(tmp_path):
+    """A server that leaves it out gets neither the upload nor masks."""
+    world = of_four(tmp_path)
+
+    class Curious(FunctionTransport):
+        def send(self, requests):
+            for client, request in requests.items():
+                if request.head["kind"] == "train":
+                    blobs = {name: blob for name, blob in request.blobs.items() if name != "cohort"}
+                    answer = self.answers[client](Envelope(dict(request.head), blobs))
+                    assert set(answer.blobs) == {"out"}
+                    assert b"upload" not in answer.blobs["out"]
+                    assert b"values" not in answer.blobs["out"]
+                    raise Killed
+            super().send(requests)
+
+    with pytest.raises(Killed):
+        world.serve(lambda sites: Curious([site.answer for site in sites]))
+
+
+def test_masks_leave_their_secrets_at_the_site(tmp_path):
+    world = of_four(tmp_path)
+    world.serve()
+    for name in world.order:
+        (path,) = (world.path / "sites" / name / "states").glob("*/masks.key")
+        secret = path.read_bytes()
+        assert path.stat().st_mode & 0o777 == 0o600
+        for _, answer in world.transport.received:
+            assert all(secret not in blob for blob in answer.blobs.values())
+    names = {path.name for path in (world.path / "server").rglob("*")}
+    assert not names & {"masks.key", "masks.jsonl"}
