@@ -463,7 +463,7 @@ def test_a_plan_outside_of_the_policy_is_refused_in_one_sentence(tmp_path, value
 def test_numbers_of_methods_are_those_that_somebody_has_looked_at():
     """A new option that says how much a method trains, or on what, belongs in the policy."""
     harmless = (
-        "alpha beta chains clusters components count decay dim difference downloads draws embedding "
+        "alpha beta chains clip clusters components count decay dim difference downloads draws embedding "
         "exploration factor hidden layers mixing momentum neighbors offset penalty ridge samples "
         "scale shrinkage smoothing temperature weight"
     )
