@@ -42,17 +42,17 @@ test-faults-full: $(VENV)/.installed-test
 # the environment with Flower, for a server or a site
 flower: $(FLOWER)/.installed
 
-# three sites and a server as real processes on this machine, over TLS: rounds of training, then two
-# exchanges on features of a frozen encoder
+# three sites and a server as real processes on this machine, over TLS: rounds of training, the same
+# with secure sums, then two exchanges on features of a frozen encoder
 demo-sites: $(FLOWER)/.installed
-	$(FLOWER)/bin/fedtailor deploy demo
+	$(FLOWER)/bin/fedtailor deploy demo --secure
 	PYTHONPATH=$(CURDIR)/examples $(FLOWER)/bin/fedtailor deploy demo --encoder edges:encoder
 
 # real processes over Flower with TLS and node keys: first that a run has the bits of a simulation
 test-sites: $(FLOWER)/.installed
 	$(FLOWER)/bin/python -m pytest -m "not slow" tests/deployment_flower tests/deployment
 
-# the same with every process killed at three moments, bad sites and refusals: about half an hour
+# the same with every process killed at three moments, bad sites, refusals and secure sums: about 45 minutes
 test-sites-full: $(FLOWER)/.installed
 	FEDTAILOR_FULL=1 $(FLOWER)/bin/python -m pytest tests/deployment_flower tests/deployment
 

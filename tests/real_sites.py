@@ -15,7 +15,7 @@ from pathlib import Path
 import tomli_w
 
 from fedtailor.core.atomic import to_json
-from fedtailor.deployment.keys import make_node_key, make_server_keys
+from fedtailor.deployment.keys import make_node_key, make_server_keys, read_own_key
 from waiting import wait_for
 
 PROGRAMS = Path(__file__).parent / "deployment_flower" / "programs"
@@ -105,10 +105,11 @@ class Deployment:
         registered = []
         for name in world.names:
             folder = self.folder(name)
-            key = make_node_key(folder / "site.key")
+            path = folder / "site.key"
+            key = read_own_key(path) if world.secure else make_node_key(path)
             shutil.copy(self.server / "keys" / "ca.crt", folder / "ca.crt")
-            with (folder / "site.toml").open("a") as file:
-                file.write(f'server = "localhost:{self.port}"\n')
+            options = (folder / "site.toml").read_text()
+            (folder / "site.toml").write_text(f'server = "localhost:{self.port}"\n{options}')
             registered.append({"name": name, "key": key.text, "new": name in world.new})
         (self.server / "sites.json").write_text(to_json({"sites": registered}))
         self.configure()
@@ -179,6 +180,14 @@ class Deployment:
             for child in [pid, *children_of(pid)]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
+
+    def kill_all(self, owner):
+        """Kill everything that belongs to the server or a site, as a power cut does."""
+        command = self.serving if owner == "server" else self.sites[owner]
+        for pid in [command.process.pid, *self.processes(owner)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        command.process.wait()
 
     def tails(self):
         """Return the ends of all logs."""

@@ -1,17 +1,23 @@
 """``fedtailor deploy``, ``site`` and ``serve``, as typed. Nothing here starts Flower."""
 
 import json
+import os
 import re
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from fedtailor.cli.main import main
+from fedtailor.cli.show.sites import show_sites_demo
 from fedtailor.core.folders import this_process
+from fedtailor.deployment import demo
 from fedtailor.deployment.federation_folder import FederationFolder, write_attendance
+from fedtailor.deployment.options import FEDERATION_FILE, load_federation, load_site
 from fedtailor.deployment.site_check import check_site
+from fedtailor.deployment.trust import pinned_roster
 from sites import NAMES, World, divide_digits, write_arrays
 
 CONFIG = 3
@@ -369,3 +375,34 @@ def test_check_of_a_site_whose_server_is_away(keys, capsys):
     (keys / "clinic" / "ca.crt").write_text("no certificate")
     assert main(["site", "check", "clinic"]) == FAILED
     assert "clinic/ca.crt" in capsys.readouterr().err
+
+
+def test_the_sites_of_the_demonstration_trust_each_other(tmp_path):
+    """What ``deploy demo --secure`` prepares, by the commands of operator and sites."""
+    pytest.importorskip("cryptography", reason="comes with the extra 'flower'")
+    server = demo.prepare(tmp_path, rounds=1, port=8123)
+    fingerprint = demo._trust_each_other(tmp_path, [sys.executable, "-m", "fedtailor"], os.environ)
+    demo._write_secure_sums(server / FEDERATION_FILE)
+
+    config = load_federation(server / FEDERATION_FILE).config
+    assert config.privacy.secure_sums
+    assert config.algorithm.name == "pfedfda"
+    for name in demo.SITES:
+        options = load_site(tmp_path / name)
+        assert options.privacy.roster == fingerprint == pinned_roster(tmp_path / name, options).pin
+
+
+def test_the_demonstration_prints_the_time_with_and_without_secure_sums(capsys):
+    times = {"without": {"rounds": [6.31], "all": 20.0}, "with": {"rounds": [11.6], "all": 44.0}}
+    result = {
+        "algorithm": "fedavg",
+        "rounds": 1,
+        "exchanges": 0,
+        "sites": {"clinic": {"num_train": 90, "num_test": 10, "accuracy": 0.5}},
+        "same_as_simulation": True,
+        "times": times,
+    }
+    show_sites_demo(Path("demo"), result)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["round", "1", "6.3", "11.6"] in lines
+    assert ["in", "all", "20.0", "44.0"] in lines

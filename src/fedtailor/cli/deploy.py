@@ -220,12 +220,20 @@ def demo(
             "in two exchanges.",
         ),
     ] = "",
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            metavar="",
+            help="Then train again with secure sums, and compare the time.",
+        ),
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Start a server and three sites on this machine, and train on digits.
 
-    It takes about two minutes.
+    It takes about two minutes, and three with --secure.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.sites import show_sites_demo
@@ -233,7 +241,7 @@ def demo(
     from fedtailor.experiment.run import unused_folder
 
     folder = Path(out) if out else unused_folder("sites-demo")
-    result = run_demo(folder, rounds=rounds, encoder=encoder, say=say)
+    result = run_demo(folder, rounds=rounds, encoder=encoder, secure=secure, say=say)
 
     print_result(result, json, show_sites_demo, folder, result)
 

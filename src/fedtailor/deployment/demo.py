@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
-from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE
+from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, SITE_FILE
+from fedtailor.deployment.roster import ROSTER_FILE
 from fedtailor.deployment.supervise import Supervisor
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import refuse_existing
+from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 
 SITES = ("clinic", "hospital", "practice")
@@ -43,7 +46,12 @@ _ON_FEATURES: dict[str, Any] = {"algorithm": {"name": "one_shot_fda"}, "model": 
 
 
 def run_demo(
-    folder: Path, *, rounds: int, encoder: str = "", say: Callable[[str], None]
+    folder: Path,
+    *,
+    rounds: int,
+    encoder: str = "",
+    secure: bool = False,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Start a server and three sites, train, stop them, and compare with a simulation.
 
@@ -51,11 +59,13 @@ def run_demo(
         folder: to write; every site has its own folder in it, as it would on its own machine.
         rounds: of training.
         encoder: frozen encoder of the pictures: there are two exchanges then, and no training.
+        secure: whether to make a second run, with secure sums. The result is that of this one.
         say: is told what happens.
 
     Returns:
         The result of the run, with ``exchanges``, their number if the method has no rounds, and
         ``same_as_simulation``: whether all sites have the models of a simulation, bit for bit.
+        With secure sums also ``times``: see :func:`times_of`, ``without`` and ``with`` them.
 
     Raises:
         ConfigError: the folder is taken, or there is no such encoder.
@@ -76,29 +86,43 @@ def run_demo(
     command = [sys.executable, "-m", "fedtailor"]
     places = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    if secure:
+        # A site reads whom it trusts when it starts.
+        fingerprint = _trust_each_other(folder, command, environment)
+        say(f"the sites trust each other in secure sums: their roster is {fingerprint[:23]}...")
+
     with Supervisor(folder, environment) as sites:
         for name in SITES:
             sites.start(name, [*command, "site", "start", str((folder / name).resolve())])
 
         say("the sites are starting; the server waits for them")
-        serve = [*command, "serve", str(server)]
-        done = subprocess.run(serve, check=False, stdout=subprocess.DEVNULL, env=environment)
-
-    # Ctrl-C reached the server too.
-    if done.returncode in (6, 130):
-        raise KeyboardInterrupt
-    if done.returncode != 0:
-        logs = f"the logs are in '{folder}'"
-        raise RunError(f"the server ended with code {done.returncode}; {logs}.", path=folder)
+        _serve(folder, command, environment)
+        if secure:
+            say("the same again with secure sums")
+            _write_secure_sums(server / FEDERATION_FILE)
+            _serve(folder, command, environment, "--new")
 
     say("a simulation of the same run, to compare")
-    run_folder = FederationFolder(server).runs()[-1]
-    result = read_object(run_folder / "result.json", within=run_folder)
-    return {
-        **result,
-        "exchanges": load_algorithm(result["algorithm"]).exchanges,
-        "same_as_simulation": has_bits_of_simulation(folder),
-    }
+    runs = FederationFolder(server).runs()
+    result = read_object(runs[-1] / "result.json", within=runs[-1])
+    result["exchanges"] = load_algorithm(result["algorithm"]).exchanges
+    result["same_as_simulation"] = has_bits_of_simulation(folder)
+    if secure:
+        result["times"] = {"without": times_of(runs[0]), "with": times_of(runs[1])}
+    return result
+
+
+def times_of(run: Path) -> dict[str, Any]:
+    """Return how long a run across sites took, in seconds.
+
+    Returns:
+        ``rounds``, training and evaluation of each; ``all``, from the agreement on the plan to the
+        result, which counts the exchange of keys in.
+    """
+    rounds = [sum(line["seconds"].values()) for line in read_run(run).rounds]
+    began = (run / PLAN_FILE).stat().st_mtime
+    ended = (run / "result.json").stat().st_mtime
+    return {"rounds": rounds, "all": ended - began}
 
 
 def prepare(folder: Path, *, rounds: int, encoder: str = "", port: int) -> Path:
@@ -132,6 +156,58 @@ def prepare(folder: Path, *, rounds: int, encoder: str = "", port: int) -> Path:
         np.savez(data / "train.npz", x=x, y=y, class_names=class_names)
 
     return server
+
+
+def _serve(
+    folder: Path, command: Sequence[str], environment: Mapping[str, str], *options: str
+) -> None:
+    """Make one run.
+
+    Raises:
+        RunError: it fails.
+    """
+    arguments = [*command, "serve", str(folder / _SERVER), *options]
+    done = subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, env=environment)
+
+    # Ctrl-C reached the server too.
+    if done.returncode in (6, 130):
+        raise KeyboardInterrupt
+    if done.returncode != 0:
+        logs = f"the logs are in '{folder}'"
+        raise RunError(f"the server ended with code {done.returncode}; {logs}.", path=folder)
+
+
+def _trust_each_other(folder: Path, command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Do what operator and sites do before secure sums, and return the fingerprint.
+
+    Raises:
+        RunError: a command fails.
+    """
+
+    def run_command(*arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [*command, *arguments, "--json"], check=False, capture_output=True, env=environment
+        )
+        if done.returncode != 0:
+            output = (done.stdout + done.stderr).decode(errors="replace").strip()
+            raise RunError(f"fedtailor {' '.join(arguments)}: {output}", path=folder)
+        record: dict[str, Any] = json.loads(done.stdout)
+        return record
+
+    roster = str(folder / ROSTER_FILE)
+    made = run_command("deploy", "roster", str(folder / _SERVER), "--out", roster)
+    fingerprint = str(made["fingerprint"])
+    for name in SITES:
+        # Here, one machine has all sites; elsewhere, people compare it by telephone.
+        run_command("site", "trust", str(folder / name), roster, "--fingerprint", fingerprint)
+    return fingerprint
+
+
+def _write_secure_sums(path: Path) -> None:
+    """Have the next run of a server make its sums under masks."""
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    values["privacy"] = {**values.get("privacy", {}), "secure_sums": True}
+    write_whole(path, tomli_w.dumps(values))
 
 
 def has_bits_of_simulation(folder: Path) -> bool:

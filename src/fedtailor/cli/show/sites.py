@@ -97,6 +97,8 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
     columns = ["site", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
     unit = "exchanges" if result["exchanges"] else "rounds"
     table(f"Three sites, {result['algorithm']}, {result['rounds']} {unit}", columns, rows)
+    if "times" in result:
+        _show_times(result["times"])
     if result["same_as_simulation"]:
         say("All three models have the bits of a simulation with the same data.")
     else:
@@ -106,6 +108,18 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
     model = folder / first / "model"
     say(f"Every site keeps its own model: {shlex.quote(str(model))} is that of {first}.")
     say(f"What has left {first}: fedtailor site leaves {shlex.quote(str(folder / first))}")
+
+
+def _show_times(times: Mapping[str, Any]) -> None:
+    """Print how long the rounds took, without and with secure sums."""
+    plain = times["without"]
+    masked = times["with"]
+    rows = []
+    for number, seconds in enumerate(zip(plain["rounds"], masked["rounds"], strict=True), start=1):
+        rows.append([f"round {number}", *(f"{value:.1f}" for value in seconds)])
+
+    rows.append(["in all", f"{plain['all']:.1f}", f"{masked['all']:.1f}"])
+    table("Seconds", ["", "without\nsecure sums", "with\nsecure sums"], rows)
 
 
 def show_made(folder: Path, made: NewSite, name: str, server: str) -> None:
