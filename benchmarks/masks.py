@@ -68,6 +68,7 @@ def measure(numbers, count, lost):
         total += sites[number].mask(request, cohort, values)
     report("add a vector", timed(lambda: np.add(total, first)))
 
+    confirmed = {number: sites[number].confirm(request, cohort) for number in survivors}
     agreed = {}
     if lost:
         agreed = {
@@ -77,7 +78,7 @@ def measure(numbers, count, lost):
     for number, site in enumerate(sites):
         sealed = {member.number: bundles[member.number].sealed[number] for member in cohort}
         start = time.perf_counter()
-        answers[number] = site.open(request, cohort, survivors, sealed, agreed)
+        answers[number] = site.open(request, cohort, survivors, sealed, confirmed, agreed)
         if number == 0:
             report("open, one holder", time.perf_counter() - start)
 

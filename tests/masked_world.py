@@ -1,13 +1,14 @@
 """Sites with masks in one process, and a server that asks them."""
 
 import hashlib
+from contextlib import suppress
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtailor.privacy.masks.journal import Journal
 from fedtailor.privacy.masks.keys import SiteKeys, check_bundle
-from fedtailor.privacy.masks.primitives import digest_of, point_of
+from fedtailor.privacy.masks.primitives import RefusedError, digest_of, point_of
 from fedtailor.privacy.masks.server import unmask
 from fedtailor.privacy.masks.session import (
     Request,
@@ -69,6 +70,7 @@ class World:
             self.restart(number)
             self.sites[number].learn_channels(self.channels)
         self.bundles = {}
+        self.signatures = {}
 
     def restart(self, number):
         """Start a site again: it knows what is in its journal."""
@@ -114,11 +116,30 @@ class World:
             if number not in silent
         }
 
+    def confirmed(self, asked, cohort):
+        """Return the signatures of the members that have masked."""
+        context = self.context(asked, cohort)
+        for member in cohort:
+            if (member.number, context) not in self.signatures:
+                with suppress(RefusedError):
+                    signature = self.sites[member.number].confirm(asked, cohort)
+                    self.signatures[member.number, context] = signature
+        return {
+            number: signature
+            for (number, about), signature in self.signatures.items()
+            if about == context
+        }
+
     def open(self, asked, cohort, survivors, agreed=None, silent=()):
         """Return the shares of the sites that answer."""
         return {
             number: site.open(
-                asked, cohort, survivors, self.sealed_for(number, cohort), agreed or {}
+                asked,
+                cohort,
+                survivors,
+                self.sealed_for(number, cohort),
+                self.confirmed(asked, cohort),
+                agreed or {},
             )
             for number, site in enumerate(self.sites)
             if number not in silent

@@ -224,6 +224,7 @@ def with_one(world, client, kind, change):
     [
         ("keys", lambda blobs: {"bundles": b"no keys"}, True),
         ("train", lambda blobs: {**blobs, "masked": b"short"}, True),
+        ("train", lambda blobs: {**blobs, "masked": blobs["masked"][:-4] + b"sign"}, True),
         ("unmask", lambda blobs: {"shares": bytes(4 * SHARE_BYTES)}, False),
         ("unmask", lambda blobs: {"shares": b"\xff" * 4 * SHARE_BYTES}, False),
         ("unmask", lambda blobs: {}, False),
@@ -241,7 +242,9 @@ def test_a_vector_of_noise_makes_a_sum_that_cannot_be_right(tmp_path):
     rng = np.random.default_rng(0)
 
     def change(blobs):
-        return {**blobs, "masked": rng.bytes(len(blobs["masked"]))}
+        # Such a site can still sign.
+        size = len(blobs["masked"]) // 8 * 8 - 104
+        return {**blobs, "masked": rng.bytes(size) + blobs["masked"][size:]}
 
     with pytest.raises(RunError, match="round 1"):
         with_one(world, 0, "train", change)

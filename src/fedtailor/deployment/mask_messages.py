@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.limits import LARGEST_ROUND, MOST_ATTEMPTS, MOST_SITES
 from fedtailor.deployment.mask_kinds import CLASSES, SUMS
@@ -21,11 +23,18 @@ from fedtailor.privacy.masks.primitives import (
     pack,
     split_texts,
 )
-from fedtailor.privacy.masks.session import Member, Request, read_cohort, write_cohort
+from fedtailor.privacy.masks.session import (
+    LONGEST_SIGNATURE,
+    Member,
+    Request,
+    read_cohort,
+    write_cohort,
+)
 from fedtailor.privacy.masks.shares import SHARE_BYTES
 
 MOST_KEYS = 64
 """Keys that a site makes for one request."""
+_ENTRY = np.dtype("<u8")
 _NO_SHARE = b"\xff" * SHARE_BYTES
 """In place of a share whose seal is broken: no share is so large."""
 
@@ -136,6 +145,23 @@ def read_signatures(raw: bytes) -> dict[int, bytes]:
         raise RefusedError("a site has no signature.")
     numbers = [int.from_bytes(text, "little") for text in texts[::2]]
     return dict(zip(numbers, texts[1::2], strict=True))
+
+
+def write_masked(vector: bytes, signature: bytes) -> bytes:
+    """Return a masked vector, and the signature of its site that it is for a sum, as bytes."""
+    return vector + signature
+
+
+def read_masked(raw: bytes, entries: int) -> tuple[np.ndarray, bytes]:
+    """Return the vector, (entries,), and the signature of :func:`write_masked`.
+
+    Raises:
+        DataError: the bytes have another length.
+    """
+    size = _ENTRY.itemsize * entries
+    if not size < len(raw) <= size + LONGEST_SIGNATURE:
+        raise wrong("masked", f"{size} bytes and a signature", f"{len(raw)} bytes")
+    return np.frombuffer(raw, _ENTRY, entries), raw[size:]
 
 
 def write_sealed(sealed: Mapping[int, bytes], cohort: Sequence[Member]) -> bytes:

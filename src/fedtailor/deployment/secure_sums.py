@@ -30,6 +30,7 @@ from fedtailor.deployment.mask_messages import (
     cohort_blob,
     read_channels,
     read_digest,
+    read_masked,
     read_shares,
     sum_head,
     write_channels,
@@ -54,6 +55,7 @@ from fedtailor.privacy.masks.session import (
     Session,
     context_of,
     digest_of_download,
+    masked_digest,
     survivors_digest,
 )
 
@@ -399,7 +401,9 @@ class MaskedSum:
         self._path = path
         self._record = record
         self._total = np.zeros(entries, dtype="<u8")
-        self._senders: set[int] = set()
+        self._context = context_of(sums.session, request, members)
+        self._confirmed: dict[int, bytes] = {}
+        """The signatures of those whose vectors were added."""
 
     @property
     def asked(self) -> frozenset[int]:
@@ -422,13 +426,16 @@ class MaskedSum:
         """Add the masked vector of a site.
 
         Raises:
-            DataError: it has another length.
+            DataError: it has another length, or is not signed.
         """
-        if len(raw) != self._total.nbytes:
-            allowed = f"{self._total.nbytes} bytes"
-            raise wrong("masked", allowed, f"{len(raw)} bytes")
-        self._total += np.frombuffer(raw, "<u8")
-        self._senders.add(number)
+        vector, signature = read_masked(raw, len(self._total))
+        session = self._sums.session
+        if not is_signed(session.roster[number], signature, masked_digest(session, self._context)):
+            raise wrong(
+                "masked", "a vector with the site's signature that it is for this sum", "none"
+            )
+        self._total += vector
+        self._confirmed[number] = signature
 
     def open(self) -> tuple[np.ndarray, frozenset[int]]:
         """Return the sum, (entries,), int64, and the sites that are in it.
@@ -436,7 +443,7 @@ class MaskedSum:
         Raises:
             SumFailedError: too few sites have sent a vector, or open it.
         """
-        survivors = frozenset(self._senders)
+        survivors = frozenset(self._confirmed)
         session = self._sums.session
         if len(survivors) < session.fewest:
             raise self.void(
@@ -473,8 +480,7 @@ class MaskedSum:
         if noted:
             return {int(number): bytes.fromhex(text) for number, text in noted.items()}
 
-        context = context_of(sums.session, self._request, self.members)
-        digest = survivors_digest(sums.session, context, survivors)
+        digest = survivors_digest(sums.session, self._context, survivors)
 
         def read(number: int, answer: Envelope) -> bytes:
             text = answer.head.get("signature")
@@ -497,7 +503,11 @@ class MaskedSum:
     def _unmask(self, survivors: frozenset[int], agreed: Mapping[int, bytes]) -> np.ndarray:
         """Ask for shares until they open the sum."""
         sums = self._sums
-        blobs = {**self.blobs, "agreed": write_signatures(agreed)}
+        blobs = {
+            **self.blobs,
+            "confirmed": write_signatures(self._confirmed),
+            "agreed": write_signatures(agreed),
+        }
         requests = {
             number: sums.message(
                 UNMASK,

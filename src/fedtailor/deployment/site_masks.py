@@ -28,6 +28,7 @@ from fedtailor.deployment.mask_messages import (
     read_sealed,
     read_signatures,
     read_sum,
+    write_masked,
     write_shares,
 )
 from fedtailor.deployment.options import SiteOptions
@@ -131,8 +132,9 @@ class SiteMasks:
         assert kind == UNMASK
         blobs = message.blobs
         sealed = read_sealed(blobs.get("sealed", b""), about.cohort)
+        confirmed = read_signatures(blobs.get("confirmed", b""))
         agreed = read_signatures(blobs.get("agreed", b""))
-        shares = self._site.open(*about, sealed, agreed)
+        shares = self._site.open(*about, sealed, confirmed, agreed)
         return {}, {"shares": write_shares(shares, about.cohort)}, "shares of masks"
 
     def request(self, kind: str, round: int, attempt: int, layout: bytes, shared: bytes) -> Request:
@@ -157,7 +159,7 @@ class SiteMasks:
         self._site.allow(request, read_cohort(blobs.get("cohort", b"")))
 
     def mask(self, request: Request, blobs: Mapping[str, bytes], vector: np.ndarray) -> bytes:
-        """Return a vector under masks.
+        """Return a vector under masks, signed: see :func:`write_masked`.
 
         Args:
             request: what the sum is of.
@@ -169,7 +171,8 @@ class SiteMasks:
             RunError: the journal cannot be written.
         """
         cohort = read_cohort(blobs.get("cohort", b""))
-        return self._site.mask(request, cohort, vector.view("<u8")).tobytes()
+        masked = self._site.mask(request, cohort, vector.view("<u8"))
+        return write_masked(masked.tobytes(), self._site.confirm(request, cohort))
 
     def _channel(self, message: Envelope) -> Answer:
         """Say the channel key, if server and site mean the same roster."""

@@ -1,7 +1,7 @@
 """A server that deviates, alone or with sites, learns one sum per round at most.
 
-Every attack is refused by what its test names. The first one succeeds against sites without the
-agreement on who is in a sum, so it is known to bite.
+Every attack is refused by what its test names. Those that isolate a site succeed against sites
+without the agreement on who is in a sum, or without confirmations, so they are known to bite.
 """
 
 import numpy as np
@@ -26,6 +26,13 @@ class WithoutAgreement(MaskingSite):
     """A site that believes the server who is in a sum."""
 
     def _check_agreed(self, context, survivors, agreed):
+        pass
+
+
+class Unconfirming(MaskingSite):
+    """A site that believes the server who has masked for a sum."""
+
+    def _check_confirmed(self, context, survivors, confirmed):
         pass
 
 
@@ -79,7 +86,10 @@ class Isolation:
         survivors = {0, *self.PARTNERS, extra}
         sealed = self.world.sealed_for(holder, self.cohort)
         agreed = self.signatures(survivors)
-        shares = self.world.sites[holder].open(request(), self.cohort, survivors, sealed, agreed)
+        confirmed = self.world.confirmed(request(), self.cohort)
+        shares = self.world.sites[holder].open(
+            request(), self.cohort, survivors, sealed, confirmed, agreed
+        )
         for number, share in shares.items():
             (self.own if number in survivors else self.pair)[number][holder] = share
 
@@ -267,30 +277,42 @@ def test_a_key_that_two_sites_share(world):
         world.sites[0].mask(request(), [*cohort[:3], same, *cohort[4:]], vectors(7)[0])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"shared": digest_of_download(b"another model")},
-        {"plan": digest_of("another plan")},
-        {"layout": digest_of("another layout")},
-        {"kind": "score"},
-        {"round": 2},
-    ],
-)
-def test_something_else_for_one_site(world, change):
-    """The masks do not cancel: a site that trained another model is not in anybody's sum."""
+OTHER = [
+    {"shared": digest_of_download(b"another model")},
+    {"plan": digest_of("another plan")},
+    {"layout": digest_of("another layout")},
+    {"kind": "score"},
+    {"round": 2},
+]
+
+
+def masked_with_another(world, change):
+    """Return cohort and masked vectors; site 3 was asked for something else."""
     cohort = world.cohort()
-    inputs = vectors(7)
-    masked = world.mask(request(), cohort, inputs, silent=(3,))
-    masked[3] = world.sites[3].mask(request()._replace(**change), cohort, inputs[3])
+    masked = world.mask(request(), cohort, vectors(7), silent=(3,))
+    masked[3] = world.sites[3].mask(request()._replace(**change), cohort, vectors(7)[3])
+    return cohort, masked
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_something_else_for_one_site(world, change):
+    """A site that trained another model is in nobody's sum."""
+    cohort, _ = masked_with_another(world, change)
+    with refused("site 3 has not confirmed that it is in this sum"):
+        world.open(request(), cohort, set(range(7)))
+    if change.keys() & {"shared", "plan", "layout"}:
+        with refused("answered with other sites, or another plan or model"):
+            world.agree(request(), cohort, set(range(7)))
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_masks_for_something_else_do_not_cancel(change):
+    world = World(7, site=Unconfirming)
+    cohort, masked = masked_with_another(world, change)
     everybody = frozenset(range(7))
     answers = world.open(request(), cohort, everybody, silent=(3,))
     opened = unmask(world.session, request(), cohort, everybody, add(masked.values()), answers)
-
-    assert not np.isin(opened.total, add(inputs)).any()
-    if change.keys() & {"shared", "plan", "layout"}:
-        with refused("answered with other sites, or another plan or model"):
-            world.open(request(), cohort, everybody)
+    assert not np.isin(opened.total, add(vectors(7))).any()
 
 
 def test_another_threshold(world):
@@ -367,12 +389,13 @@ def test_sealed_shares_of_others_or_of_another_bundle(world):
     cohort, _ = masked_world(world)
     everybody = set(range(7))
     swapped = world.sealed_for(1, cohort)
-    shares = world.sites[0].open(request(), cohort, everybody, swapped, {})
+    confirmed = world.confirmed(request(), cohort)
+    shares = world.sites[0].open(request(), cohort, everybody, swapped, confirmed, {})
     assert [number for number, share in shares.items() if share is not None] == [0]
 
     world.cohort(index=1)
     other = {number: world.bundles[number, 1].sealed[2] for number in range(7)}
-    shares = world.sites[2].open(request(), cohort, everybody, other, {})
+    shares = world.sites[2].open(request(), cohort, everybody, other, confirmed, {})
     assert [number for number, share in shares.items() if share is not None] == [2]
 
     bundle = world.bundles[3, 0]
@@ -427,3 +450,109 @@ def test_keys_used_again_after_a_journal_lost_its_last_lines(tmp_path):
     world.mask(request(2), later, vectors(5))
     with refused("the keys of site 0 were opened for something else"):
         world.open(request(2), later, set(range(5)), silent=(0,))
+
+
+class AnotherCohort:
+    """The victim masks for a small cohort; all others are told of a large one, in which it is.
+
+    In the large one, the other members of the small one are missing. Everybody signs that, but for
+    the victim, who is not asked, and nobody works with the server.
+    """
+
+    def __init__(self, site):
+        self.world = World(7, site=site)
+        self.large = self.world.cohort()
+        self.small = self.large[:4]
+        self.input = vectors(7)[0]
+        self.masked = self.world.sites[0].mask(request(), self.small, self.input)
+        self.survivors = {0, 4, 5, 6}
+        self.world.mask(request(), self.large, vectors(7), silent=range(4))
+
+    def value_of_victim(self):
+        """Return the vector of site 0 from what the others open."""
+        world = self.world
+        agreed = world.agree(request(), self.large, self.survivors, silent=[0])
+        answers = world.open(request(), self.large, self.survivors, agreed, silent=[0])
+        context = world.context(request(), self.small)
+        secrets = {
+            member.number: combine(
+                {holder: shares[member.number] for holder, shares in answers.items()},
+                weights_of(sorted(answers)[: world.session.threshold]),
+            )
+            for member in self.small
+        }
+
+        total = self.masked.copy()
+        add_key_stream(total, derive(secrets[0], context, "self", 0), sign=-1)
+        for member in self.small[1:]:
+            key = pair_stream_key(secrets[member.number], member.number, self.small[0], context)
+            add_key_stream(total, key, sign=-1)
+        return total
+
+
+def test_another_cohort_for_one_site_isolates_it_without_confirmations():
+    attack = AnotherCohort(Unconfirming)
+    assert (attack.value_of_victim() == attack.input).all()
+
+
+def test_another_cohort_for_one_site_is_refused():
+    attack = AnotherCohort(MaskingSite)
+    with refused("site 0 has not confirmed that it is in this sum"):
+        attack.value_of_victim()
+
+
+class OldKeys:
+    """A sum of round 1 is never opened; its keys are opened one by one in two later rounds.
+
+    In round 2, the victim is said to be in the sum with its old keys, and others to be missing with
+    theirs; in round 3, the rest is missing.
+    """
+
+    def __init__(self, site):
+        self.world = World(7, site=site)
+        self.inputs = vectors(7)
+        self.first = self.world.cohort()
+        self.masked = self.world.mask(request(), self.first, self.inputs)
+
+    def value_of_victim(self):
+        """Return the vector of site 0 in round 1."""
+        fresh = self.world.cohort(index=1)
+        second = [self.first[0], *fresh[1:4], *self.first[4:]]
+        secrets = self.opened(2, second, {0, 1, 2, 3}, [1, 2, 3])
+        third = [fresh[0], *self.first[1:4], *fresh[4:]]
+        more = self.opened(3, third, {0, 4, 5, 6}, [0, 4, 5, 6])
+        secrets.update({number: more[number] for number in (1, 2, 3)})
+
+        context = self.world.context(request(), self.first)
+        total = self.masked[0].copy()
+        add_key_stream(total, derive(secrets[0], context, "self", 0), sign=-1)
+        for member in self.first[1:]:
+            key = pair_stream_key(secrets[member.number], member.number, self.first[0], context)
+            add_key_stream(total, key, sign=-1)
+        return total
+
+    def opened(self, round, cohort, survivors, masking):
+        """Return the secrets that honest sites open in a round."""
+        world = self.world
+        asked = request(round)
+        for number in masking:
+            world.sites[number].mask(asked, cohort, self.inputs[number])
+        silent = set() if 0 in masking else {0}
+        agreed = world.agree(asked, cohort, survivors, silent)
+        answers = world.open(asked, cohort, survivors, agreed, silent)
+        weights = weights_of(sorted(answers)[: world.session.threshold])
+        return {
+            number: combine({holder: answers[holder][number] for holder in answers}, weights)
+            for number in range(world.count)
+        }
+
+
+def test_old_keys_in_later_rounds_isolate_a_site_without_confirmations():
+    attack = OldKeys(Unconfirming)
+    assert (attack.value_of_victim() == attack.inputs[0]).all()
+
+
+def test_old_keys_in_later_rounds_are_refused():
+    attack = OldKeys(MaskingSite)
+    with refused("site 0 has not confirmed that it is in this sum"):
+        attack.value_of_victim()

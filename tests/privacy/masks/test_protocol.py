@@ -250,12 +250,16 @@ def test_a_site_killed_at_any_line_of_its_journal(tmp_path, monkeypatch, moment)
         number: survive(world, number, lambda site: site.agree(asked, cohort, survivors))
         for number in range(5)
     }
+    confirmed = {
+        number: survive(world, number, lambda site: site.confirm(asked, cohort))
+        for number in survivors
+    }
     answers = {
         number: survive(
             world,
             number,
             lambda site, n=number: site.open(
-                asked, cohort, survivors, world.sealed_for(n, cohort), agreed
+                asked, cohort, survivors, world.sealed_for(n, cohort), confirmed, agreed
             ),
         )
         for number in range(5)

@@ -21,7 +21,7 @@ from fedtailor.privacy.masks.primitives import (
 )
 
 _MEMBER = struct.Struct("<II32s32s32sH")
-_LONGEST_SIGNATURE = 104
+LONGEST_SIGNATURE = 104
 """Bytes of an ECDSA signature (P-384)."""
 
 
@@ -117,6 +117,11 @@ def context_of(session: Session, request: Request, cohort: Sequence[Member]) -> 
     )
 
 
+def masked_digest(session: Session, context: bytes) -> bytes:
+    """Return what a site signs that has masked a vector for a sum."""
+    return digest_of("masked", session.salt, session.digest, context)
+
+
 def survivors_digest(session: Session, context: bytes, survivors: Iterable[int]) -> bytes:
     """Return what a site signs that agrees on who is in a sum."""
     numbers = pack(*sorted(survivors))
@@ -140,6 +145,17 @@ def check_cohort(session: Session, cohort: Sequence[Member]) -> None:
     check_size(session, len(cohort))
     if len({member.pair_key for member in cohort}) < len(cohort):
         raise RefusedError("two sites of a sum have the same key.")
+
+
+def check_survivors(session: Session, cohort: Sequence[Member], survivors: frozenset[int]) -> None:
+    """Check that enough members of a cohort are said to be in its sum, and nobody else.
+
+    Raises:
+        RefusedError: it is not so.
+    """
+    if not survivors <= {member.number for member in cohort}:
+        raise RefusedError("somebody is said to be in a sum who was not asked.")
+    check_size(session, len(survivors))
 
 
 def check_size(session: Session, size: int) -> None:
@@ -206,7 +222,7 @@ def read_member(raw: bytes, start: int) -> tuple[Member, int]:
 
     number, index, key, commitment, digest, length = _MEMBER.unpack(raw[start:end])
     signature = raw[end : end + length]
-    if length > _LONGEST_SIGNATURE or len(signature) < length:
+    if length > LONGEST_SIGNATURE or len(signature) < length:
         raise RefusedError("the signature of a site is cut off, or too long.")
     return Member(number, index, key, commitment, digest, signature), end + length
 

@@ -29,8 +29,9 @@ from fedtailor.privacy.masks.session import (
     Session,
     check_cohort,
     check_signature,
-    check_size,
+    check_survivors,
     context_of,
+    masked_digest,
     survivors_digest,
 )
 
@@ -121,6 +122,20 @@ class MaskingSite:
         if mine.key_index not in journal.masked:
             journal.note_mask(request, mine.key_index, context)
 
+    def confirm(self, request: Request, cohort: Sequence[Member]) -> bytes:
+        """Return a signature that this site has masked a vector for a sum.
+
+        Other sites open its own mask in no other sum. Without that, a server could have it masked
+        for a sum that nobody else knows, and then opened in another one.
+
+        Raises:
+            RefusedError: it has not.
+        """
+        context = context_of(self._session, request, cohort)
+        if context not in self._journal.vectors:
+            raise RefusedError("this site has masked no vector for this sum.")
+        return self._keys.sign(masked_digest(self._session, context))
+
     def agree(self, request: Request, cohort: Sequence[Member], survivors: Iterable[int]) -> bytes:
         """Return a signature of who is in a sum; a site agrees to one such set only.
 
@@ -138,6 +153,7 @@ class MaskingSite:
         cohort: Sequence[Member],
         survivors: Iterable[int],
         sealed: Mapping[int, bytes],
+        confirmed: Mapping[int, bytes],
         agreed: Mapping[int, bytes],
     ) -> dict[int, bytes | None]:
         """Return this site's shares of what opens a sum.
@@ -147,6 +163,7 @@ class MaskingSite:
             cohort: all members.
             survivors: those who have sent a vector.
             sealed: this site's sealed shares, by member.
+            confirmed: signatures of the survivors that they have masked for this sum.
             agreed: signatures of sites that agree on the survivors, if members are missing.
 
         Returns:
@@ -158,10 +175,14 @@ class MaskingSite:
             RunError: the journal cannot be written.
         """
         in_sum = frozenset(survivors)
+        check_cohort(self._session, cohort)
+        check_survivors(self._session, cohort, in_sum)
         self._check_signatures(cohort)
-        if in_sum != {member.number for member in cohort}:
-            self._check_agreed(context_of(self._session, request, cohort), in_sum, agreed)
-        context = self._settle(request, cohort, in_sum)
+        context = context_of(self._session, request, cohort)
+        self._check_confirmed(context, in_sum, confirmed)
+        if len(in_sum) < len(cohort):
+            self._check_agreed(context, in_sum, agreed)
+        self._settle(request, cohort, in_sum)
 
         # One share of a bundle, ever, and one sum of a round.
         wanted = {member: member.number in in_sum for member in cohort}
@@ -210,11 +231,7 @@ class MaskingSite:
     ) -> bytes:
         """Settle on who is in a sum, for ever, and return the context."""
         check_cohort(self._session, cohort)
-        members = {member.number for member in cohort}
-        if not survivors <= members:
-            raise RefusedError("somebody is said to be in a sum who was not asked.")
-        check_size(self._session, len(survivors))
-
+        check_survivors(self._session, cohort, survivors)
         context = context_of(self._session, request, cohort)
         journal = self._journal
         self._check_answered(request, context)
@@ -250,6 +267,16 @@ class MaskingSite:
             if member not in self._checked:
                 check_signature(self._session, member)
                 self._checked.add(member)
+
+    def _check_confirmed(
+        self, context: bytes, survivors: frozenset[int], confirmed: Mapping[int, bytes]
+    ) -> None:
+        """Check that every survivor has signed that it masked for this sum."""
+        digest = masked_digest(self._session, context)
+        for number in sorted(survivors):
+            point = self._session.roster[number]
+            if not is_signed(point, confirmed.get(number, b""), digest):
+                raise RefusedError(f"site {number} has not confirmed that it is in this sum.")
 
     def _check_agreed(
         self, context: bytes, survivors: frozenset[int], agreed: Mapping[int, bytes]
