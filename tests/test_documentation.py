@@ -60,7 +60,7 @@ def commands():
 
 
 README = (ROOT / "README.md").read_text()
-ELSEWHERE = ("demo", "predict", "evaluate", "onboard", "export", "deploy", "site", "serve")
+ELSEWHERE = ("demo", "predict", "evaluate", "watch", "onboard", "export", "deploy", "site", "serve")
 """Commands that have a test of their own."""
 
 
@@ -190,7 +190,7 @@ def test_the_commands_on_a_run_are_understood(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     texts = [block for page in PAGES for block in blocks(page, "console")]
     lines = [line.removeprefix(".venv/bin/") for text in texts for line in text.splitlines()]
-    on_a_run = re.compile(r"fedtailor (predict|evaluate|onboard|export) (?!.*(\[|RUN))")
+    on_a_run = re.compile(r"fedtailor (predict|evaluate|watch|onboard|export) (?!.*(\[|RUN))")
     lines = [line for line in lines if on_a_run.match(line)]
     assert len(lines) > 6
     for line in lines:

@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "testing": frozenset({"simulation", "privacy", "models", "algorithms", "training", "core"}),
     "serving": frozenset(
         {
-            *("experiment", "simulation", "models", "baselines"),
+            *("experiment", "simulation", "models", "baselines", "statistics"),
             *("data", "algorithms", "encoders", "privacy", "core"),
         }
     ),

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedtailor.cli.main import main
@@ -199,6 +200,30 @@ def test_models_are_listed_and_restored(world, capsys):
     shutil.rmtree(world / "sites" / "clinic" / "models")
     (world / "sites" / "clinic" / "model").unlink()
     assert main(["site", "models", "sites/clinic"]) == 0
+
+
+def test_a_site_watches_its_inputs(world, tmp_path, monkeypatch, capsys):
+    np.savez("recent.npz", x=divide_digits(rows=20)["clinic"][0])
+    message = failed("site watch sites/clinic recent.npz", DATA, capsys)
+    assert "at least 20 held-out examples" in message
+
+    parts = divide_digits(rows=120)
+    larger = World(tmp_path / "larger")
+    larger.path.mkdir()
+    larger.write(lambda folder, name: write_arrays(folder, *parts[name])).serve()
+    monkeypatch.chdir(larger.path)
+    x = parts["clinic"][0]
+    np.savez("recent.npz", x=x)
+    np.savez("changed.npz", x=x.max() - x)
+    record = json_of("site watch sites/clinic recent.npz", capsys)
+    assert record["client"] == "clinic" and record["inputs"] == len(x)
+    assert json_of("site watch sites/clinic changed.npz", capsys)["alarm"]
+
+    # The data of the site are not needed: what the model said of them lies beside it.
+    shutil.rmtree("sites/clinic/data")
+    assert json_of("site watch sites/clinic recent.npz", capsys) == record
+    Path("sites/clinic/model").unlink()
+    assert "no model yet" in failed("site watch sites/clinic recent.npz", DATA, capsys)
 
 
 def test_check_says_what_is_missing(world, capsys):

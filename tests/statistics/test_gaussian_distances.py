@@ -51,6 +51,34 @@ def test_mahalanobis_distance_to_the_nearest_mean(shrinkage):
     np.testing.assert_allclose(gaussian.mahalanobis(means, means, covariance), 0, atol=1e-12)
 
 
+@pytest.mark.parametrize("shrinkage", [0.0, 0.1])
+def test_surprise_is_the_negative_log_density_of_the_mixture(shrinkage):
+    z, _, means, covariance = gaussian_classes()
+    prior = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    shrunk = gaussian.shrink(covariance, shrinkage).numpy()
+    densities = [
+        share * multivariate_normal(mean, shrunk).pdf(z.numpy())
+        for share, mean in zip(prior.tolist(), means.numpy(), strict=True)
+    ]
+    surprise = gaussian.surprise(z, means, covariance, prior, shrinkage)
+    np.testing.assert_allclose(surprise.numpy(), -np.log(sum(densities)), rtol=1e-6)
+
+
+def test_directions_without_variance_do_not_count_in_a_surprise():
+    z, _, means, covariance = gaussian_classes()
+    prior = torch.full((CLASSES,), 1 / CLASSES)
+    flat = torch.zeros(D + 1, D + 1, dtype=torch.float64)
+    flat[:D, :D] = covariance
+
+    def wider(x):
+        return torch.nn.functional.pad(x, (0, 1))
+
+    expected = gaussian.surprise(z, means, covariance, prior)
+    given = gaussian.surprise(wider(z), wider(means), flat, prior)
+    torch.testing.assert_close(given, expected, rtol=1e-9, atol=0)
+    assert gaussian.surprise(z, means, covariance * torch.nan, prior).isnan().all()
+
+
 def test_distance_grows_with_strangeness_and_ignores_an_affine_change_of_features():
     z, _, means, covariance = gaussian_classes()
     far = [float(gaussian.mahalanobis(z + shift, means, covariance).mean()) for shift in (0, 3, 30)]
@@ -163,3 +191,6 @@ def test_strange_inputs_are_unfamiliar_to_a_trained_model(name, float64):
     personal = report.personal[6]
     near, far = (algorithm.ood_score(task, personal, inputs) for inputs in (x, x + 30.0))
     assert near.shape == (len(x),) and far.min() > near.max()
+
+    usual, surprising = (algorithm.surprise(task, personal, inputs) for inputs in (x, x + 30.0))
+    assert usual.shape == (len(x),) and surprising.min() > usual.max()

@@ -154,6 +154,11 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     def is_scale_free(self) -> bool:
         """Whether the scale of the features does not matter."""
 
+    @property
+    @abstractmethod
+    def solver_shrinkage(self) -> float:
+        """Share of the mean variance in every covariance that is inverted."""
+
     def warnings(self, task: ft.Task) -> list[str]:
         """Say that an absolute ridge does not suit features of any scale."""
         sentences = super().warnings(task)
@@ -224,3 +229,19 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
         """Return logits: log joint densities up to a term that all classes share."""
         logits: Tensor = personal.head.logits(self.features(task, personal, x))
         return logits
+
+    def ood_score(self, task: ft.Task, personal: Any, x: Tensor) -> Tensor:
+        """Return the Mahalanobis distance of features from the nearest class mean."""
+        z = self.features(task, personal, x)
+        distances = gaussian.mahalanobis(
+            z, personal.means, personal.covariance, self.solver_shrinkage
+        )
+        return distances.to(z.dtype)
+
+    def surprise(self, task: ft.Task, personal: Any, x: Tensor) -> Tensor:
+        """Return the negative log-density of features under the Gaussians and the class prior."""
+        z = self.features(task, personal, x)
+        nats = gaussian.surprise(
+            z, personal.means, personal.covariance, personal.prior, self.solver_shrinkage
+        )
+        return nats.to(z.dtype)

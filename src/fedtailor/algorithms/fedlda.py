@@ -252,20 +252,12 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
             body = tree.where(state.trained > 0, state.body, body)
         return self._personal(body, download.shared, data.info)
 
-    def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the Mahalanobis distance of features from the nearest class mean."""
-        z = self.features(task, personal, x)
-        distances = gaussian.mahalanobis(
-            z, personal.means, personal.covariance, self._solver_shrinkage
-        )
-        return distances.to(z.dtype)
-
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the largest classifier weight, the scale of features, and Sigma's condition."""
         numbers = {
             "max_head_weight": personal.head.weight.abs().max(),
             "feature_scale": personal.covariance.diagonal().sqrt().mean(),
-            "covariance_condition": gaussian.condition(personal.covariance, self._solver_shrinkage),
+            "covariance_condition": gaussian.condition(personal.covariance, self.solver_shrinkage),
         }
         if isinstance(personal.temperature, Tensor):
             numbers["temperature"] = personal.temperature
@@ -275,7 +267,8 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         return numbers
 
     @property
-    def _solver_shrinkage(self) -> float:
+    def solver_shrinkage(self) -> float:
+        """Share of the mean variance in every covariance that is inverted."""
         return _SHRINKAGE if self.shrinkage == "oas" else self.shrinkage
 
     def _refresh(
@@ -300,7 +293,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         covariance = gaussian.blend(local, shared.covariance, rate)
 
         fit = gaussian.feature_fit(
-            features.x, features.y, features.weight, means, covariance, self._solver_shrinkage
+            features.x, features.y, features.weight, means, covariance, self.solver_shrinkage
         )
         dtype = shared.means.dtype
         covariance = gaussian.symmetric(covariance.to(dtype))
@@ -338,7 +331,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     ) -> Head:
         """Return the classifier of the server's Gaussian and a prior (eq. 4)."""
         head = classifier(
-            shared.means, shared.covariance, prior, self._solver_shrinkage, temperature
+            shared.means, shared.covariance, prior, self.solver_shrinkage, temperature
         )
         if self.shrinkage:
             return head

@@ -183,6 +183,11 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         return self.shrinkage != 0
 
     @property
+    def solver_shrinkage(self) -> float:
+        """Share of the mean variance in every covariance that is inverted."""
+        return _SHRINKAGE
+
+    @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Estimate and blend the Gaussian, without gradients."""
         return [ft.CLOSED_FORM]
@@ -265,11 +270,6 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
             shared, features, prior, state, data.info, key, min_count=self.evaluate_min_class_count
         )
         return self._personal(shared, shared.body, blend, prior)
-
-    def ood_score(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return the Mahalanobis distance of features from the nearest class mean."""
-        z = self.features(task, personal, x)
-        return gaussian.mahalanobis(z, personal.means, personal.covariance, _SHRINKAGE).to(z.dtype)
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record beta, the largest classifier weight and the scale of the features."""

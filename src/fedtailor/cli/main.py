@@ -49,6 +49,10 @@ class _Commands(LazyGroup):
             "evaluate:evaluate",
             "Score a client's personal model on new labelled data, and compare with training.",
         ),
+        "watch": LazyCommand(
+            "watch:watch",
+            "Compare recent inputs, without labels, with a client's held-out examples: alarms.",
+        ),
         "export": LazyCommand("export:export", "Write personal models for other programs."),
         "onboard": LazyCommand(
             "onboard:onboard",

@@ -11,6 +11,7 @@ import typer
 from fedtailor.cli.options import Debug, Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_json, print_result
+from fedtailor.cli.watch import RecentPaths
 from fedtailor.core.errors import DataError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -282,3 +283,18 @@ def restore(
 
     record = {"version": chosen.number, "path": str(chosen.path)}
     print_result(record, json, say, f"Version {chosen.number} is in use.")
+
+
+@site_app.command("watch", cls=Command)
+def watch(folder: SiteFolder, paths: RecentPaths, json: Json = False, debug: Debug = False) -> None:
+    """Compare recent inputs, without labels, with the site's held-out examples: alarms."""
+    from fedtailor.cli.show.watch import show_watched
+    from fedtailor.deployment.options import load_site
+    from fedtailor.deployment.site_models import model_in_use
+    from fedtailor.serving.run import load
+
+    load_site(folder)
+
+    # The folder of a version holds one client.
+    record = load(model_in_use(folder)).watch(0, paths)
+    print_result(record, json, show_watched)

@@ -317,6 +317,13 @@ class Algorithm(ABC, Generic[S, C, P]):
         """
         return None
 
+    def surprise(self, task: Task, personal: P, x: Tensor) -> Tensor | None:
+        """Return the negative log-density of inputs under a personal model (n,); None: unknown.
+
+        In nats, of what the model has a density of, such as features.
+        """
+        return None
+
     def diagnostics(self, task: Task, personal: P) -> dict[str, Tensor]:
         """Return numbers (0-d tensors) worth recording about a personal model.
 

@@ -46,6 +46,20 @@ def versions(folder: Path) -> list[ModelVersion]:
     return sorted(numbered)
 
 
+def model_in_use(folder: Path) -> Path:
+    """Return the folder of the version in use.
+
+    Raises:
+        DataError: there is none.
+    """
+    for version in versions(folder):
+        if version.in_use:
+            return version.path
+
+    message = f"'{folder}' has no model yet: it is made when a run ends."
+    raise DataError(message, key="site", path=folder)
+
+
 def use(folder: Path, number: int) -> ModelVersion:
     """Put a version of the model in use.
 

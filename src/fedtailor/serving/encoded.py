@@ -53,6 +53,10 @@ class EncodedModule(nn.Module):
         """Return how far stored values lie from what the model knows (n,); None: not said."""
         return self.head.ood_score(self._encoded(x))
 
+    def surprise(self, x: Tensor) -> Any:
+        """Return the negative log-density of stored values (n,), in nats; None: not said."""
+        return self.head.surprise(self._encoded(x))
+
     def _encoded(self, x: Tensor) -> Tensor:
         if len(x) == 0:
             return torch.zeros(0, *self.head_inputs.shape)

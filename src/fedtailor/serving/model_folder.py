@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.codec import encode
+from fedtailor.core.errors import describe_error
 from fedtailor.core.metrics import per_client
 from fedtailor.core.scores import Scores
 from fedtailor.data.input_specification import write_input_specification
@@ -20,7 +21,8 @@ from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.model_card import model_card
 from fedtailor.experiment.provenance import describe
-from fedtailor.serving.load import TrainedMethod
+from fedtailor.serving.load import TrainedMethod, make_model
+from fedtailor.serving.signals import signals, write_held_out
 from fedtailor.serving.site_data import SiteData
 
 
@@ -94,8 +96,31 @@ def write_model_folder(
         folder.write_split(split)
         write_input_specification(out, method.inputs)
         full_card = {**_card(model), **(card or {})}
+        full_card["held_out"] = _write_held_out(out, model, full_card)
         folder.write_models([(model.name, encode(model.personal), full_card)])
         folder.finish(facts)
+
+
+def _write_held_out(out: Path, model: ClientModel, card: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what the model says of held-out examples, with which recent inputs are compared.
+
+    Returns:
+        How many there are, and why nothing could be said of them.
+    """
+    rows = np.concatenate([model.positions.val, model.positions.test])
+    examples = {"examples": len(rows), "problem": ""}
+    if not len(rows):
+        return examples
+
+    personal = make_model(model.method, model.number, model.personal, card)
+    try:
+        held_out = signals(personal, [model.site.x[rows]])
+    except Exception as reason:  # of a user's method; no model is worth less for it
+        examples["problem"] = describe_error(reason)
+        return examples
+
+    write_held_out(out, held_out)
+    return examples
 
 
 def _card(model: ClientModel) -> dict[str, Any]:

@@ -95,3 +95,7 @@ class PersonalModule(nn.Module):
     def ood_score(self, x: Tensor) -> Tensor | None:
         """Return how far stored values lie from what the model knows (n,); None: not said."""
         return self.algorithm.ood_score(self.task, self.tree(), self.normalize(x))
+
+    def surprise(self, x: Tensor) -> Tensor | None:
+        """Return the negative log-density of stored values (n,), in nats; None: not said."""
+        return self.algorithm.surprise(self.task, self.tree(), self.normalize(x))

@@ -234,6 +234,27 @@ class Run:
 
         return load_model(self.records.of_seed(seed), client)
 
+    def watch(
+        self, client: str | int, paths: Sequence[str], *, seed: int | None = None
+    ) -> dict[str, Any]:
+        """Compare recent inputs of a client, without labels, with its held-out examples.
+
+        See :class:`fedtailor.serving.alarms.Alarms` for the three alarms.
+
+        Args:
+            client: its name, or its number.
+            paths: pictures, folders, CSV or Parquet tables, ``.npz`` files with an array ``x``.
+            seed: which of several seeds.
+
+        Raises:
+            ConfigError: the run cannot be used here.
+            DataError: there is no such model, the inputs are not what it was trained for, there are
+                too few of them or of held-out examples, or the data of the run have changed.
+        """
+        from fedtailor.serving.watch import watch_client
+
+        return watch_client(self.records.of_seed(seed), client, paths)
+
     def onboard(
         self,
         data: str | Path,

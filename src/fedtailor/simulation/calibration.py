@@ -152,9 +152,13 @@ def score_threshold(scores: Tensor) -> float | None:
     if count < FEWEST_SCORES:
         return None
 
-    rank = min(math.ceil(_USUAL * (count + 1)), count)
-    threshold = float(scores.double().sort().values[rank - 1])
+    threshold = float(scores.double().sort().values[threshold_rank(count) - 1])
     return threshold if math.isfinite(threshold) else None
+
+
+def threshold_rank(count: int) -> int:
+    """Return k, where the k-th smallest of ``count`` scores is the threshold of unusual ones."""
+    return min(math.ceil(_USUAL * (count + 1)), count)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -213,6 +213,40 @@ def mahalanobis(
     samples and adversarial attacks", NeurIPS.
     """
     matrix = shrink(covariance, shrinkage)
+    distances, _ = _distances(z, means, matrix)
+    return torch.where(all_finite(matrix)[0], distances.amin(1), torch.nan)
+
+
+def surprise(
+    z: Float[Tensor, "n d"],
+    means: Float[Tensor, "classes d"],
+    covariance: Float[Tensor, "d d"],
+    prior: Float[Tensor, "classes"],
+    shrinkage: float = 0.0,
+) -> Float64[Tensor, "n"]:
+    """Return how unlikely features are under a Gaussian for each class, in nats.
+
+    ``-log sum_c prior_c N(z; mean_c, S)``, with the covariance S shrunk by ``shrinkage`` first.
+    Directions without any variance do not count; after shrinking there are none. Where S is not
+    finite, the result is NaN.
+    """
+    matrix = shrink(covariance, shrinkage)
+    distances, inverse = _distances(z, means, matrix)
+
+    # log N up to the term that all classes share
+    log_joint = prior.double().log() - 0.5 * distances**2  # (n, classes)
+
+    # log det(2 pi S), of the directions with variance
+    log_precision = torch.where(inverse > 0, inverse.log(), 0.0).sum()
+    log_volume = (inverse > 0).sum() * math.log(2 * math.pi) - log_precision
+    nats = 0.5 * log_volume - log_joint.logsumexp(1)
+    return torch.where(all_finite(matrix)[0], nats, torch.nan)
+
+
+def _distances(
+    z: Float[Tensor, "n d"], means: Float[Tensor, "classes d"], matrix: Float64[Tensor, "d d"]
+) -> tuple[Float64[Tensor, "n classes"], Float64[Tensor, "d"]]:
+    """Return distances from the class means in standard deviations, and the inverse variances."""
     inverse, vectors = _inverse(matrix)
 
     # After whitening, distances are Euclidean.
@@ -222,8 +256,7 @@ def mahalanobis(
 
     # Products of matrices would be less exact for near points.
     mode = "donot_use_mm_for_euclid_dist"
-    distances = torch.cdist(features, centers, compute_mode=mode)  # (n, classes)
-    return torch.where(all_finite(matrix)[0], distances.amin(1), torch.nan)
+    return torch.cdist(features, centers, compute_mode=mode), inverse
 
 
 class FeatureFit(NamedTuple):

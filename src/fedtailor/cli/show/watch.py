@@ -1,0 +1,63 @@
+"""Alarms on recent inputs, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedtailor.cli.show.console import percent, say, shortened, table
+from fedtailor.data.own.names import counted
+from fedtailor.serving.watch import advice
+
+_TITLES = {
+    "unusual": "unusual inputs, %",
+    "surprise": "more surprising than a held-out example, %",
+    "class_mix": "gain of another class mix, nats an input",
+}
+_MOST_CLASSES = 20
+
+
+def show_watched(record: Mapping[str, Any]) -> None:
+    """Print the alarms, and the class mix of held-out examples and recent inputs."""
+    rows = []
+    for name, alarm in record["alarms"].items():
+        shown = f"{{:.{3 if name == 'class_mix' else 1}f}}".format
+        factor = 1 if name == "class_mix" else 100
+        state = "ALARM" if alarm["rings"] else "ok"
+        cells = [shown(factor * alarm[key]) for key in ("value", "threshold")]
+        p_value = "< 0.001" if alarm["p_value"] < 0.001 else f"{alarm['p_value']:.3f}"
+        rows.append([_TITLES[name], state, *cells, p_value])
+
+    inputs = counted(record["inputs"], "recent input")
+    held_out = counted(record["held_out"], "held-out example")
+    title = f"{record['algorithm']}, the model of {record['client']}: {inputs}, {held_out}"
+    below = (
+        f"Each alarm rings with a chance of at most {100 * record['rate']:g} % on independent "
+        "inputs like the held-out examples."
+    )
+    columns = ["alarm", "", "recent", "rings\nabove", "p"]
+    table(title, columns, rows, left=2, conclusion=advice(record), below=below)
+    _show_class_mix(record["class_mix"])
+    for note in record["notes"]:
+        say(note)
+    if record["unreadable"]:
+        pictures = counted(len(record["unreadable"]), "picture")
+        say(f"{pictures} left out, the first: {record['unreadable'][0]['reason']}")
+
+
+def _show_class_mix(class_mix: Mapping[str, Mapping[str, float]]) -> None:
+    """Print the classes whose shares differ most, in their order."""
+    by_change = sorted(
+        class_mix, key=lambda name: -abs(class_mix[name]["recent"] - class_mix[name]["held_out"])
+    )
+    most = by_change[:_MOST_CLASSES]
+    rows = []
+    for name, shares in class_mix.items():
+        if name in most:
+            cells = [percent(shares["held_out"]), percent(shares["recent"])]
+            rows.append([shortened(name), *cells])
+
+    below = "Estimated from probabilities, on the condition that inputs of a class look as before."
+    if len(class_mix) > len(most):
+        below = f"The {len(most)} of {len(class_mix)} classes that changed most. {below}"
+    table("Class mix", ["class", "held-out %", "recent %"], rows, below=below)

@@ -1,0 +1,36 @@
+"""The command ``fedtailor watch``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.predict import ClientName, RunPath, RunSeed
+from fedtailor.cli.shell import print_result
+
+RecentPaths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        show_default=False,
+        help="Recent inputs, without labels: pictures, folders of pictures, .npz files with an "
+        "array x, CSV or Parquet tables.",
+    ),
+]
+
+
+def watch(
+    run: RunPath,
+    paths: RecentPaths,
+    client: ClientName,
+    seed: RunSeed = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare recent inputs, without labels, with a client's held-out examples: alarms."""
+    from fedtailor.cli.show.watch import show_watched
+    from fedtailor.serving.run import load
+
+    print_result(load(run).watch(client, paths, seed=seed), json, show_watched)
