@@ -14,7 +14,13 @@ from written_runs import write_run
 
 SMALL = ["-a", "fedavg", "--clients", "4", "--rounds", "2", "--partition", "iid"]
 CLIENTS = {"unit": "client", "delta": 1e-3, "epsilon": 3.999, "epsilon_known_cohort": 6.0}
-EXAMPLES = {"unit": "example", "delta": 1e-5, "epsilon": 2.0}
+EXAMPLES = {
+    "unit": "example",
+    "bounds": "gradients",
+    "noise_from": "sites",
+    "delta": 1e-5,
+    "epsilon": 2.0,
+}
 SCORES = {"personalized": {0: 0.5, 1: 0.75}}
 
 
@@ -25,9 +31,16 @@ def test_a_claim_names_epsilon_delta_unit_and_what_it_does_not_cover():
     for words in ("scores", "numbers of examples", "own model files", "the seed"):
         assert words in claim.partition("not covered: ")[2]
 
-    claim = claim_of({**EXAMPLES, "epsilon_of_sums": 0.5})
-    assert "per example" in claim and "0.50 for whoever sees sums only" in claim
-    assert "several examples of one person" in claim.partition("not covered: ")[2]
+    for bounds in ("gradients", "features"):
+        claim = claim_of({**EXAMPLES, "bounds": bounds})
+        assert "per example, for whoever sees uploads or the global model" in claim
+        assert "several examples of one person" in claim.partition("not covered: ")[2]
+
+    of_sums = {**EXAMPLES, "bounds": "features", "epsilon_of_sums": 0.5}
+    assert "0.50 for whoever sees sums only" in claim_of(of_sums)
+    shares = {**EXAMPLES, "noise_from": "server", "fewest": 7, "shares": 4}
+    assert "sums over at least 7 clients" in claim_of(shares)
+    assert "if 4 clients of every sum keep their noise" in claim_of(shares)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +138,7 @@ def test_a_run_without_noise_says_nothing_of_it(folder, capsys):
     assert main(["run", *SMALL, "--out", "one"]) == 0
     assert main(["report", "one", "--out", "page.html"]) == 0
     card = json.loads((folder / "one" / "models" / "0.json").read_text())
-    assert not {"privacy", "example_privacy"} & card.keys()
+    assert "privacy" not in card
     assert (
         "epsilon"
         not in (folder / "page.html")
@@ -136,8 +149,9 @@ def test_a_run_without_noise_says_nothing_of_it(folder, capsys):
 
 
 def test_seeds_and_folds_are_several_runs_on_the_same_data(folder):
-    noise = ["--set", "training.example_clip=1.0", "--set", "training.example_noise=2.0"]
+    noise = ["--set", "privacy.unit=example", "--set", "privacy.noise=2.0"]
+    noise += ["--set", "privacy.noise_from=sites"]
     assert main(["run", *SMALL, *noise, "--seeds", "0,1", "--folds", "2", "--out", "one"]) == 0
     result = json.loads((folder / "one" / "result.json").read_text())
-    assert result["example_privacy"]["runs"] == 4
-    assert "in each of 4 runs" in result["example_privacy"]["claim"]
+    assert result["privacy"]["runs"] == 4
+    assert "in each of 4 runs" in result["privacy"]["claim"]

@@ -13,18 +13,29 @@ from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Split
 from fedtailor.core.message import Mean
-from fedtailor.core.task import Task, Training
+from fedtailor.core.schedule import Schedule
+from fedtailor.core.task import ExampleBound, Task, Training
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.models import build_model
+from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.processes import Processes
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import check_run, simulate
 from fedtailor.testing.runs import assert_same_bits
+from fedtailor.training.private_steps import counting_steps
 
 BOUNDING = [name for name in ALGORITHMS if load_algorithm(name).bounds_examples]
 CLIP = 0.1
+SITES = {"unit": "example", "noise": 0.5, "noise_from": "sites"}
+AT_SITES = PrivacyOptions(**SITES)
+
+
+def bounded(task, clip, noise=0.0):
+    """The task with a bound that any number of steps keeps to."""
+    return task._replace(example_bound=ExampleBound(clip, noise, rate=1.0, steps=10**6))
 
 
 def config_of(name, training, **sections):
@@ -56,14 +67,14 @@ def with_other_examples(federation):
     return dataclasses.replace(federation, x=x, y=y)
 
 
-def uploads(algorithm, federation, rounds=1, keep=None, prefer=None):
+def uploads(algorithm, federation, rounds=1, keep=None, prefer=None, clip=CLIP):
     """Return what client 0 uploads in some rounds under the first download, and that download.
 
     Args:
         keep: how many of its training examples the client has; None: all.
         prefer: a class to which the received model gives a high logit for all examples.
     """
-    task = algorithm.bind(federation.common_task)
+    task = bounded(algorithm.bind(federation.common_task), clip)
     data = federation.data(0)
     if keep is not None:
         train = federation.examples(federation.splits[0].train[:keep])
@@ -99,9 +110,9 @@ def flat(value):
 
 @pytest.mark.parametrize("name", BOUNDING)
 def test_with_a_bound_of_nearly_0_uploads_say_nothing_of_examples(name, federation):
-    algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=1, example_clip=1e-30))
-    first, _ = uploads(algorithm, federation, rounds=2)
-    second, _ = uploads(algorithm, with_other_examples(federation), rounds=2)
+    algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=1))
+    first, _ = uploads(algorithm, federation, rounds=2, clip=1e-30)
+    second, _ = uploads(algorithm, with_other_examples(federation), rounds=2, clip=1e-30)
     for one, other in zip(first, second, strict=True):
         assert one.keys() == other.keys()
         for field in one:
@@ -130,7 +141,7 @@ def change_by_one_example(algorithm, federation, prefer=None):
 
 
 def one_step(cls):
-    training = Training(lr=1.0, steps=1, batch_size=0, example_clip=CLIP)
+    training = Training(lr=1.0, steps=1, batch_size=0)
     # Only the steps of the body count in one upload; each of those of the head is a release too.
     options = {"head_epochs": 0} if "head_epochs" in cls.option_names() else {}
     return cls(training=training, **options)
@@ -157,14 +168,28 @@ def test_fedrod_would_not_bound_examples(federation):
     assert change_by_one_example(one_step(FedAvg), lone, prefer) <= CLIP * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in BOUNDING])
-def test_other_methods_are_refused(name, federation):
-    try:
-        algorithm = load_algorithm(name)(training=Training(example_clip=1.0))
-    except ConfigError:
-        return
-    with pytest.raises(ConfigError, match="example"):
-        check_run(algorithm, federation.roster, config_of("fedavg", {}).schedule)
+@pytest.mark.parametrize("name", BOUNDING)
+def test_methods_take_the_steps_that_they_promise(name, federation):
+    algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=2, batch_size=8))
+    with counting_steps() as taken:
+        uploads(algorithm, federation)
+    assert sum(taken) == algorithm.bounded_steps(len(federation.splits[0].train))
+
+
+def test_a_method_that_takes_more_steps_is_not_used():
+    class Hasty(FedAvg):
+        bounds_examples = True
+
+        def local_update(self, task, download, state, data, key):
+            super().local_update(task, download, state, data, key.fold("before"))
+            return super().local_update(task, download, state, data, key)
+
+    prepared = assemble(config_of("fedavg", {}), 0)
+    reports = simulate(
+        Hasty(), prepared.federation, Reference(), Schedule(rounds=1), seed=0, privacy=AT_SITES
+    )
+    with pytest.raises(Exception, match="bounded_steps promises"):
+        list(reports)
 
 
 def test_a_derived_class_must_say_it_again(federation):
@@ -176,10 +201,9 @@ def test_a_derived_class_must_say_it_again(federation):
         rounds_of_rest = 3
 
     schedule = config_of("fedavg", {}).schedule
-    training = Training(example_clip=1.0)
     with pytest.raises(ConfigError, match="Derived"):
-        check_run(Derived(training=training), federation.roster, schedule)
-    check_run(Tuned(training=training), federation.roster, schedule)
+        check_run(Derived(), federation.roster, schedule, AT_SITES)
+    check_run(Tuned(), federation.roster, schedule, AT_SITES)
 
 
 @pytest.mark.parametrize(
@@ -188,59 +212,85 @@ def test_a_derived_class_must_say_it_again(federation):
         {"training": {"class_weights": "balanced"}},
         {"training": {"drop_last": True}},
         {"engine": {"name": "batched"}},
+        {"privacy": {"clip": 1.0, "scales": {"model": 2.0}}},
+        {"federation": {"robust": "median"}},
     ],
 )
 def test_what_would_break_the_bound_is_refused_in_a_sentence(sections):
-    training = {"example_clip": 1.0, **sections.get("training", {})}
-    rest = {name: values for name, values in sections.items() if name != "training"}
-    with pytest.raises(ConfigError, match="example_clip"):
-        assemble(config_of("fedavg", training, **rest), 0)
+    training = sections.pop("training", {})
+    privacy = {**SITES, **sections.pop("privacy", {})}
+    with pytest.raises(ConfigError, match="'example'"):
+        assemble(config_of("fedavg", training, privacy=privacy, **sections), 0)
+
+
+SHARES = {"privacy": {**SITES, "noise_from": "server", "secure_sums": True}}
+ONE_STEP = {"steps": 1, "batch_size": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "training", "privacy", "message"),
+    [
+        ("fedavg", ONE_STEP, {"secure_sums": False}, "hides single uploads"),
+        ("fedavg", {}, {}, "more than one step a round, or with batches"),
+        ("fedavg", {"steps": 1}, {}, "more than one step a round, or with batches"),
+        ("fedavg", {**ONE_STEP, "optimizer": "adam"}, {}, r"training\.optimizer = 'sgd'"),
+        ("fedavg", {**ONE_STEP, "clip_norm": 1.0}, {}, "clip_norm = 0"),
+        ("scaffold", ONE_STEP, {}, "'sites' for Scaffold"),  # equal weights
+        # The earlier model has the noise of one client, and steers the next step.
+        ("moon", ONE_STEP, {}, "'sites' for Moon"),
+        ("fedper", ONE_STEP, {}, "'sites' for FedPer"),  # so has the personal head
+        ("fedavg", ONE_STEP, {"colluding": 2}, "needs 4 clients in a round, of which 2 may give"),
+    ],
+)
+def test_noise_that_would_not_add_up_is_refused(name, training, privacy, message, federation):
+    algorithm = load_algorithm(name)(training=Training(**training))
+    options = PrivacyOptions(**{**SHARES["privacy"], **privacy})
+    with pytest.raises(ConfigError, match=message):
+        simulate(algorithm, federation, Reference(), Schedule(rounds=1), seed=0, privacy=options)
 
 
 def test_models_with_running_means_are_refused(federation):
     task = Task(build_model("wideresnet16", (3, 32, 32), 10, {"norm": "batch"}), 10, (3, 32, 32))
     roster = dataclasses.replace(federation.roster, common_task=task)
-    algorithm = FedAvg(training=Training(example_clip=1.0))
     with pytest.raises(ConfigError, match="running mean"):
-        check_run(algorithm, roster, config_of("fedavg", {}).schedule)
+        check_run(FedAvg(), roster, config_of("fedavg", {}).schedule, AT_SITES)
 
 
-def run(engine, config):
+def run(engine, config, ledger=None):
     prepared = assemble(config, 0)
     reports = simulate(
-        prepared.algorithm, prepared.federation, engine, prepared.config.schedule, seed=0
+        prepared.algorithm,
+        prepared.federation,
+        engine,
+        prepared.config.schedule,
+        seed=0,
+        privacy=prepared.config.privacy,
+        ledger=ledger,
     )
     return list(reports)
 
 
-def test_engines_that_run_clients_one_by_one_agree_and_count_steps():
-    config = config_of("fedrep", {"example_clip": 1.0, "example_noise": 0.5, "epochs": 1})
+def test_engines_that_run_clients_one_by_one_agree():
+    config = config_of("fedrep", {"epochs": 1}, privacy=SITES)
     reports = run(Reference(), config)
-    others = run(Workers(2), config)
-    for one, other in zip(reports, others, strict=True):
-        assert_same_bits(one.state.server, other.state.server)
+    engines = (Workers(2), Processes(2))
+    for engine in engines:
+        for one, other in zip(reports, run(engine, config), strict=True):
+            assert_same_bits(one.state.server, other.state.server)
+        engine.close()
 
-    # The head has 10 epochs, the body one; each is one step for so few examples.
-    assert set(reports[0].metrics["private_steps"].values()) == {11.0}
     with pytest.raises(Exception, match="batched"):
         run(Batched(), config)
 
 
 def test_what_stays_at_the_client_has_no_noise():
-    # Ditto's personal phase, and the tuned model of FedAvg-FT.
-    for name in ("ditto", "fedavg_ft"):
-        training = {"example_clip": 1.0, "example_noise": 2.0, "epochs": 1}
-        last = run(Reference(), config_of(name, training))[-1]
-        assert set(last.metrics["private_steps"].values()) == {1.0}, "steps that are sent only"
-
-    algorithm = load_algorithm("ditto")(training=Training(**training))
-    prepared = assemble(config_of("ditto", {}), 0)
+    # Ditto's personal phase.
+    prepared = assemble(config_of("ditto", {"epochs": 1}), 0)
+    method = prepared.algorithm
+    federation = prepared.federation
     seen = []
     for noise in (0.0, 2.0):
-        changed = dataclasses.replace(algorithm.training, example_noise=noise)
-        method = dataclasses.replace(algorithm, training=changed)
-        federation = prepared.federation
-        task = method.bind(federation.common_task)
+        task = bounded(method.bind(federation.common_task), 1.0, noise)
         shared = method.init_server(task, rng.new_key(0, purpose="init_server"))
         state = method.init_client(task, federation.info(0), rng.new_key(0, purpose="init"))
         key = rng.new_key(0, round=1, purpose="train")
@@ -252,7 +302,41 @@ def test_what_stays_at_the_client_has_no_noise():
 
 def test_noise_at_every_client_reaches_the_global_model():
     norms = []
-    for noise in (0.0, 1e4):
-        config = config_of("fedavg", {"example_clip": 1.0, "example_noise": noise, "epochs": 1})
+    for noise in (1e-9, 1e4):
+        config = config_of("fedavg", {"epochs": 1}, privacy={**SITES, "noise": noise})
         norms.append(float(flat(run(Reference(), config)[-1].state.server.model).norm()))
     assert norms[1] > 3 * norms[0]
+
+
+def test_shares_of_noise_make_one_on_the_sum():
+    models = []
+    rounds = {"rounds": 1, "min_clients": 3}
+    for noise in (1e-9, 50.0):
+        privacy = {**SHARES["privacy"], "noise": noise, "colluding": "none", "clip": 0.5}
+        config = config_of("fedavg", {**ONE_STEP, "lr": 1.0}, federation=rounds, privacy=privacy)
+        (report,) = run(Reference(), config)
+        models.append(flat(report.state.server.model))
+
+    # Each client moves by its noisy sum over its own examples, and counts by their number.
+    prepared = assemble(config, 0)
+    moved = (models[1] - models[0]) * sum(prepared.federation.roster.num_train)
+    assert float(moved.std()) == pytest.approx(50.0 * 0.5, rel=0.03)
+    assert len(moved) > 5000
+
+
+def test_a_sum_of_fewer_clients_than_shares_need_is_not_used():
+    privacy = {**SHARES["privacy"], "colluding": "none"}
+    config = config_of("fedavg", ONE_STEP, privacy=privacy)
+    prepared = assemble(config, 0)
+    absent = [{"kind": "absent", "round": 1, "client": 0, "stage": "local_update", "reason": "x"}]
+    reports = simulate(
+        prepared.algorithm,
+        prepared.federation,
+        Reference(),
+        prepared.config.schedule,
+        seed=0,
+        privacy=prepared.config.privacy,
+        events=absent,
+    )
+    first = next(iter(reports))
+    assert first.attempt == 1 and len(first.trained) == 3

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from fedtailor.core import rng
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import ExampleSet
-from fedtailor.core.task import Batch, LossOutput, Task, Training
+from fedtailor.core.task import Batch, ExampleBound, LossOutput, Task, Training
 from fedtailor.models import MODELS, build_model
 from fedtailor.toolkit import classification_loss, train
-from fedtailor.training.private_steps import counting_private_phases
+from fedtailor.training.private_steps import counting_steps
 
 CLIP = 0.3
 
@@ -19,8 +18,14 @@ CLIP = 0.3
 def task_of(model, **training):
     shape = (6,) if model in ("linear", "mlp") else MODELS[model].shape
     classes = 3
-    options = {"lr": 1.0, "steps": 1, "batch_size": 0, "example_clip": CLIP, **training}
-    return Task(build_model(model, shape, classes), classes, shape, Training(**options))
+    options = {"lr": 1.0, "steps": 1, "batch_size": 0, **training}
+    training = Training(**options)
+    return Task(build_model(model, shape, classes), classes, shape, training, bound_of(CLIP))
+
+
+def bound_of(clip, noise=0.0):
+    """A bound that any number of steps keeps to."""
+    return ExampleBound(clip, noise, rate=1.0, steps=10**6)
 
 
 def examples(task, count=7, seed=0):
@@ -36,10 +41,12 @@ def vector_loss(task, params, context, batch, key):
     return LossOutput((products * batch.weight).sum() / batch.weight.sum())
 
 
-def move(data, training, key=None, start=None):
+def move(data, bound=None, key=None, start=None, **training):
     """Return where steps on the loss above lead."""
-    task = Task(None, 2, tuple(data.x.shape[1:]), training)  # the loss needs no model
-    task = task._replace(model=build_model("linear", tuple(data.x.shape[1:]), 2))
+    options = {"lr": 1.0, "steps": 1, "batch_size": 0, **training}
+    shape = tuple(data.x.shape[1:])
+    model = build_model("linear", shape, 2)  # the loss does not use it
+    task = Task(model, 2, shape, Training(**options), bound or bound_of(1.0))
     params = {"w": torch.zeros(data.x.shape[1]) if start is None else start}
     key = key or rng.new_key(0, purpose="move")
     return train(task, vector_loss, params, data=data, key=key).params["w"]
@@ -89,16 +96,14 @@ def test_gradients_in_chunks_are_the_same(monkeypatch):
 def test_one_bound_holds_over_all_parameters_and_nothing_is_scaled_up():
     x = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     data = ExampleSet(x, torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.ones(2))
-    training = Training(lr=1.0, steps=1, batch_size=0, example_clip=1.0)
-    torch.testing.assert_close(move(data, training), -torch.tensor([0.9, 1.2]) / 2)
+    torch.testing.assert_close(move(data), -torch.tensor([0.9, 1.2]) / 2)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_an_example_without_a_finite_gradient_has_no_part(bad):
     x = torch.tensor([[bad, bad], [0.3, 0.4]])
     data = ExampleSet(x, torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.ones(2))
-    training = Training(lr=1.0, steps=1, batch_size=0, example_clip=1.0)
-    end = move(data, training)
+    end = move(data)
     assert torch.isfinite(end).all() and float(end.norm()) <= 1.0
 
 
@@ -111,8 +116,7 @@ def test_every_example_is_in_a_batch_with_the_same_probability():
         torch.arange(count),
         torch.ones(count),
     )
-    training = Training(lr=1.0, steps=steps, batch_size=10, example_clip=1.0)
-    drawn = -move(data, training) * 10
+    drawn = -move(data, steps=steps, batch_size=10) * 10
     rate = 0.25
     deviation = math.sqrt(steps * rate * (1 - rate))
     assert (drawn - steps * rate).abs().max() < 4.5 * deviation
@@ -123,13 +127,12 @@ def test_absent_examples_and_empty_batches():
     x = torch.eye(4)
     weight = torch.tensor([1.0, 0.0, 1.0, 0.0])
     data = ExampleSet(x, torch.zeros(4, dtype=torch.int64), torch.arange(4), weight)
-    training = Training(lr=1.0, steps=50, batch_size=1, example_clip=1.0)
-    end = move(data, training)
+    end = move(data, steps=50, batch_size=1)
     assert end[1] == end[3] == 0 and end[0] < 0 and end[2] < 0
 
     # With nobody there, nothing happens.
     nobody = data._replace(weight=torch.zeros(4))
-    assert not move(nobody, training).any()
+    assert not move(nobody, steps=50, batch_size=1).any()
 
 
 def test_noise_has_its_deviation_and_its_place():
@@ -140,16 +143,16 @@ def test_noise_has_its_deviation_and_its_place():
         torch.arange(count),
         torch.ones(count),
     )
-    training = Training(lr=1.0, steps=4, batch_size=0, example_clip=0.5, example_noise=3.0)
-    end = move(data, training)
+    bound = bound_of(0.5, noise=3.0)
+    end = move(data, bound, steps=4)
     # Four steps of noise 3 times 0.5, divided by 5 examples.
     expected = 2.0 * 3.0 * 0.5 / count
     assert float(end.std()) == pytest.approx(expected, rel=4 / math.sqrt(2 * numbers))
     assert abs(float(end.mean())) < 4 * expected / math.sqrt(numbers)
 
-    again = move(data, training)
+    again = move(data, bound, steps=4)
     assert torch.equal(end, again), "noise follows from the key"
-    other = move(data, training, rng.new_key(0, round=1, purpose="move"))
+    other = move(data, bound, rng.new_key(0, round=1, purpose="move"), steps=4)
     assert abs(float(torch.corrcoef(torch.stack([end, other]))[0, 1])) < 0.02
 
 
@@ -164,8 +167,8 @@ def test_noise_of_steps_and_leaves_is_independent():
 
     ends = []
     for steps in (1, 2):
-        training = Training(lr=1.0, steps=steps, batch_size=0, example_clip=1.0, example_noise=1.0)
-        task = Task(build_model("linear", (3,), 2), 2, (3,), training)
+        training = Training(lr=1.0, steps=steps, batch_size=0)
+        task = Task(build_model("linear", (3,), 2), 2, (3,), training, bound_of(1.0, noise=1.0))
         params = {"a": torch.zeros(numbers), "b": torch.zeros(numbers)}
         key = rng.new_key(0, purpose="x")
         ends.append(train(task, loss, params, data=data, key=key).params)
@@ -184,8 +187,8 @@ def test_examples_have_their_own_draws():
     data = ExampleSet(
         torch.ones(2, 2), torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.ones(2)
     )
-    training = Training(lr=1.0, steps=1, batch_size=0, example_clip=1e6)
-    task = Task(build_model("linear", (2,), 2), 2, (2,), training)
+    training = Training(lr=1.0, steps=1, batch_size=0)
+    task = Task(build_model("linear", (2,), 2), 2, (2,), training, bound_of(1e6))
     key = rng.new_key(0, purpose="x")
     both = train(task, drawing_loss, {"w": torch.zeros(2)}, data=data, key=key).params["w"]
     one = data._replace(positions=torch.arange(1), weight=torch.ones(1))
@@ -193,17 +196,24 @@ def test_examples_have_their_own_draws():
     assert not torch.allclose(both, alone)
 
 
-def test_phases_say_what_they_release():
-    task = task_of("mlp", steps=0, epochs=2, batch_size=3, example_noise=1.5)
+def test_steps_are_counted_but_not_those_at_home():
+    task = task_of("mlp", steps=0, epochs=2, batch_size=3)
     key = rng.new_key(0, purpose="x")
-    with counting_private_phases() as phases:
+    with counting_steps() as taken:
         train(task, classification_loss, task.initial(key), data=examples(task), key=key)
-    assert [tuple(phase) for phase in phases] == [(1.5, 3 / 7, 6)]
+        home = task.at_home()
+        train(home, classification_loss, task.initial(key), data=examples(task), key=key)
+    assert taken == [6]
 
-    plain = task._replace(training=task.training.at_home())
-    with counting_private_phases() as phases:
-        train(plain, classification_loss, task.initial(key), data=examples(task), key=key)
-    assert phases == []
+
+@pytest.mark.parametrize(
+    "bound", [ExampleBound(1.0, 1.0, 3 / 7, 5), ExampleBound(1.0, 1.0, 0.4, 6)]
+)
+def test_steps_that_would_tell_more_than_is_claimed_are_not_taken(bound):
+    task = task_of("mlp", steps=0, epochs=2, batch_size=3)._replace(example_bound=bound)
+    key = rng.new_key(0, purpose="x")
+    with counting_steps(), pytest.raises(RuntimeError, match=r"6 steps with rate 0\.428571 would"):
+        train(task, classification_loss, task.initial(key), data=examples(task), key=key)
 
 
 def test_what_cannot_be_bounded_is_refused():
@@ -219,5 +229,3 @@ def test_what_cannot_be_bounded_is_refused():
 
     with pytest.raises(TypeError, match="collected"):
         train(task, collecting, params, data=examples(task), key=key, collect="last")
-    with pytest.raises(ConfigError, match="example_clip"):
-        Training(example_noise=1.0)

@@ -138,12 +138,11 @@ class Ditto(ft.Algorithm[ft.ModelState, ClientState, ft.Params]):
     ) -> ft.Trained:
         """Train a personal model, held near the received one."""
         return ft.train(
-            task,
+            task.at_home(),
             partial(losses.proximal_loss, penalty=self.penalty),
             model,
             context=task.pick(received, *ft.TRAINED),
             data=data.train,
             key=key.fold("personal"),
-            training=task.training.at_home(),
             epochs=self.personal_epochs,
         )

@@ -40,6 +40,11 @@ class FedRep(PersonalHead):
         """The phase of the head."""
         return [ft.FineTuning("head", epochs=self.head_epochs)]
 
+    def bounded_steps(self, num_train: int) -> int:
+        """Return the steps of head and body: gradients of the body depend on the head."""
+        epochs_of_head = self.head_epochs * len(self.training.batch_sizes(num_train))
+        return epochs_of_head + self.training.num_steps(num_train)
+
     def local_update(
         self,
         task: ft.Task,

@@ -59,7 +59,8 @@ def plan(
     """Say which noise a budget needs, or what is left of it with a given noise.
 
     Nothing is trained. What counts is the number of rounds, who takes part in them, and the options
-    privacy.epsilon, privacy.delta and privacy.noise.
+    privacy.epsilon, privacy.delta and privacy.noise; for examples also [training], and how many
+    every client has.
 
     Example: fedtailor privacy plan experiment.toml --set privacy.epsilon=4
     """
@@ -68,20 +69,23 @@ def plan(
 
 def _plan(config: Config) -> dict[str, Any]:
     """Return noise and epsilons of a run that is not made."""
-    from fedtailor.privacy.plan import planned_record
-
     privacy = config.privacy
-    schedule = config.schedule
-    if privacy.unit == "example":
-        # Methods of sums over features have rounds of their own.
-        from fedtailor.experiment.assembly import make_algorithm, with_exchanges
-
-        schedule = with_exchanges(schedule, make_algorithm(config))
-
     budgets = [privacy.epsilon] if privacy.epsilon or privacy.noise else list(_BUDGETS)
     plans = []
-    for budget in budgets:
-        plans.append(planned_record(replace(privacy, epsilon=budget), schedule))
+    schedule = config.schedule
+    if privacy.unit == "example":
+        # Noise follows from the examples of every client, and from the rounds of the method.
+        from fedtailor.experiment.assembly import assemble, planned_privacy
+        from fedtailor.experiment.config import first_training
+
+        parts = assemble(first_training(config), config.seeds[0])
+        schedule = parts.config.schedule
+        plans.append(planned_privacy(parts))
+    else:
+        from fedtailor.privacy.plan import planned_record
+
+        for budget in budgets:
+            plans.append(planned_record(replace(privacy, epsilon=budget), schedule))
 
     return {
         "unit": privacy.unit,
@@ -96,11 +100,15 @@ def _show(record: Mapping[str, Any]) -> None:
 
     rounds = "1 round" if record["rounds"] == 1 else f"{record['rounds']} rounds"
     of = "privacy.clip"
-    if record["unit"] == "example":
+    if record["plans"][0].get("bounds") == "features":
         of = "the largest norm of what an example adds"
 
     typer.echo(
         f"{rounds}, participation {record['participation']}. The noise is a multiple of {of}."
     )
     for plan in record["plans"]:
-        typer.echo(f"noise {plan['noise']:.4g}: {promise_of(plan)}.")
+        noise = f"{plan['noise']:.4g}"
+        least = f"{plan.get('least_noise', plan['noise']):.4g}"
+        if least != noise:  # clients have different numbers of examples
+            noise = f"{least} to {noise}"
+        typer.echo(f"noise {noise}: {promise_of(plan)}.")

@@ -94,8 +94,8 @@ class Algorithm(ABC, Generic[S, C, P]):
 
     bounds_examples: ClassVar[bool] = False
     """Whether uploads depend on a client's training examples through ``train`` on losses of single
-    examples alone, and through their number. Then ``training.example_clip`` bounds what each of
-    them adds."""
+    examples alone, and through their number. Then ``privacy.unit = "example"`` bounds what each of
+    them adds, in as many steps as :meth:`bounded_steps` says."""
 
     unused_training: ClassVar[tuple[str, ...]] = ()
     """Names of training options that have no effect on the method."""
@@ -138,9 +138,19 @@ class Algorithm(ABC, Generic[S, C, P]):
         """Return the largest norm of features in sums over examples; 0 if none is set.
 
         None: uploads are not (only) ``counts``, ``sums`` and perhaps ``squares`` of features, so
-        that ``privacy.unit = "example"`` cannot add noise.
+        that noise cannot be added to them.
         """
         return None
+
+    def bounded_steps(self, num_train: int) -> int:
+        """Return how many steps a client takes in a round whose results reach what it sends.
+
+        It is one phase of ``training``, unless a method has others too.
+
+        Args:
+            num_train: its training examples.
+        """
+        return self.training.num_steps(num_train)
 
     def repaired(self, received: Received, noise: Mapping[str, float]) -> Received:
         """Return noisy sums over features as some that examples could have; by default as they are.

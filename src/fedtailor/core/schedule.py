@@ -506,11 +506,6 @@ class Training:
     batch of one example counts as much as a full one."""
     clip_norm: Annotated[float, Range(ge=0)] = 0.0
     """Bound of the gradient's norm over all trained parameters; 0: none."""
-    example_clip: Annotated[float, Range(ge=0)] = 0.0
-    """Bound of the norm of every example's own gradient, for differential privacy of examples; 0:
-    none. Batches are then drawn anew in every step, each example independently."""
-    example_noise: Annotated[float, Range(ge=0)] = 0.0
-    """Deviation of the noise on the sum of these gradients, over ``example_clip``."""
     crop_padding: Annotated[int, Range(ge=0)] = 0
     """Augmentation: images are shifted by up to this many pixels each way and filled with black; 0:
     none."""
@@ -526,9 +521,6 @@ class Training:
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")
-        if self.example_noise > 0 and self.example_clip == 0:
-            allowed = "0 unless training.example_clip bounds what an example adds"
-            raise wrong_value("training.example_noise", allowed, self.example_noise)
 
     def batch_sizes(self, count: int) -> list[int]:
         """Return the sizes of the batches into which an epoch divides so many examples.
@@ -554,16 +546,21 @@ class Training:
             sizes.append(remaining)
         return sizes
 
+    def num_steps(self, count: int) -> int:
+        """Return how many steps a client with so many examples takes in a round.
+
+        Example:
+            >>> Training(batch_size=50, epochs=2).num_steps(109)
+            6
+        """
+        return self.steps or self.epochs * len(self.batch_sizes(count))
+
     def plain(self) -> Training:
         """Return the section without what plain SGD leaves out.
 
         Momentum, weight decay, clipping, Adam.
         """
         return replace(self, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0)
-
-    def at_home(self) -> Training:
-        """Return the section for what never leaves a client: examples need no bound and noise."""
-        return replace(self, example_clip=0.0, example_noise=0.0)
 
     def not_used(self, *names: str) -> list[str]:
         """Return a sentence that names the options that were set and that a method ignores."""

@@ -59,6 +59,19 @@ TRAINED = ("body", "head", "extra")
 """The groups that training changes by gradients."""
 
 
+class ExampleBound(NamedTuple):
+    """What bounds and hides what every example adds to what a client sends in a round."""
+
+    clip: float
+    """Largest norm of an example's own gradient (C)."""
+    noise: float
+    """Deviation of the noise on the sum of these gradients in a step, over the bound (z)."""
+    rate: float
+    """Probability with which an example is in a step, at most."""
+    steps: int
+    """Steps in a round, at most."""
+
+
 class Task(NamedTuple):
     """What a client learns, and how it trains; may differ by client."""
 
@@ -68,6 +81,13 @@ class Task(NamedTuple):
     training: Training = Training()
     """The training options of the method that runs: set by :meth:`Algorithm.bind`, read by
     ``train``."""
+    example_bound: ExampleBound | None = None
+    """What ``train`` does for the privacy of examples; None: nothing. Batches are then drawn anew
+    in every step, each example independently."""
+
+    def at_home(self) -> Task:
+        """Return the task of training whose result never leaves the client."""
+        return self._replace(example_bound=None)
 
     def names(self, *groups: str) -> list[str]:
         """Return the parameter names of the given groups, in layer order."""

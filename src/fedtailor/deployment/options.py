@@ -176,17 +176,11 @@ def load_federation(path: Path) -> FederationFile:
         hint = 'It is the decision of every site: fallback = "best" in site.toml.'
         raise wrong_value("serve.fallback", "personal", "best", hint, path=path)
 
-    noise = values.get("training", {}).get("example_noise", 0.0)
-    noise = values.get("algorithm", {}).get("example_noise", noise)
-    if noise:
-        hint = (
-            "The noise of a simulation follows from the seed, which the server knows, so it would "
-            "protect nothing here."
-        )
-        raise wrong_value("training.example_noise", "0", noise, hint, path=path)
-
     if values.get("privacy", {}).get("unit", "none") != "none":
-        hint = "Only simulations have it so far."
+        hint = (
+            "Only simulations have it so far: their noise follows from the seed, which the server "
+            "knows, so it would protect nothing here."
+        )
         raise wrong_value("privacy.unit", "none", values["privacy"]["unit"], hint, path=path)
 
     # Sites compute on the CPU with the reference engine, so that bits are those of a simulation.

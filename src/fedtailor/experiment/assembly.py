@@ -28,6 +28,7 @@ from fedtailor.experiment.tracking import RunProgress
 from fedtailor.models import build_model, default_model
 from fedtailor.simulation.engines.build import EngineChoice, choose_device, choose_engine
 from fedtailor.simulation.rounds import check_run
+from fedtailor.simulation.server import example_plan
 
 
 def refuse_untrainable(config: Config, federation: Federation) -> None:
@@ -110,31 +111,6 @@ def notes_on_idle_training(
         "with federation.train 'all', the training of clients outside the cohort has no effect: "
         "with this method, clients keep nothing from round to round."
     ]
-
-
-def noise_adds_up(algorithm: AnyAlgorithm, federation: Federation) -> bool:
-    """Return whether noise on the examples of every client makes one noise on their sum.
-
-    Uploads must be linear in the noisy gradients, and weighted by numbers of examples. And clients
-    must keep nothing: what one keeps has its own noise only, and would reach later sums with less
-    than they need.
-    """
-    training = algorithm.training
-    if training.optimizer != "sgd" or training.clip_norm > 0:
-        return False
-
-    task = algorithm.bind(federation.common_task)
-    fields = algorithm.messages(task).values()
-    kinds = {(field.reduction, field.weight) for field in fields if field.reduction != "none"}
-    if kinds != {("mean", "num_train")}:
-        return False
-
-    info = federation.info(0)
-    kept = [
-        algorithm.init_client(task, info, rng.new_key(0)),
-        algorithm.init_per_client(task, info, rng.new_key(0)),
-    ]
-    return not any(tree.leaves(part) for part in kept)
 
 
 def notes_on_unprotected_fields(
@@ -264,7 +240,10 @@ def assemble(
     refuse_untrainable(config, federation)
     check_run(algorithm, federation.roster, schedule, config.privacy)
     refuse_impossible_augmentation(algorithm.training, shape)
-    choice = choose_engine(config.engine, algorithm, federation, schedule, device)
+    is_bounded = config.privacy.unit == "example" and algorithm.feature_bound is None
+    choice = choose_engine(
+        config.engine, algorithm, federation, schedule, device, one_by_one=is_bounded
+    )
 
     # A run with the values that "auto" stood for is the same run.
     data = config.data
@@ -290,6 +269,20 @@ def assemble(
     inputs = input_specification(divided, normalize)
     split = split_record(divided.division, divided.conditions)
     return PreparedRun(used, algorithm, federation, choice, device, divided, inputs, split, notes)
+
+
+def planned_privacy(parts: PreparedRun) -> dict[str, Any]:
+    """Return what noise will promise after all rounds of a run, in the form of its result."""
+    # Few runs have noise, and others do not import this, and SciPy.
+    from fedtailor.privacy.plan import planned_record
+
+    privacy = parts.config.privacy
+    schedule = parts.config.schedule
+    roster = parts.federation.roster
+    plan = example_plan(parts.algorithm, roster, schedule, privacy)
+    if plan is not None:
+        return plan.record(plan.epsilons())
+    return planned_record(privacy, schedule)
 
 
 def resolved(

@@ -16,7 +16,7 @@ from fedtailor.core.reading import read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.data.split import SplitRecord
 from fedtailor.experiment import summary
-from fedtailor.experiment.assembly import PreparedRun, assemble, noise_adds_up
+from fedtailor.experiment.assembly import PreparedRun, assemble
 from fedtailor.experiment.config import Config, first_training, to_toml, with_fold
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.model_card import personal_models
@@ -420,8 +420,6 @@ def _plan(prepared: PreparedRun, which: str) -> RunPlan:
         algorithm=prepared.algorithm,
         roster=prepared.federation.roster,
         schedule=config.schedule,
-        has_common_noise=config.privacy.secure_sums
-        and noise_adds_up(prepared.algorithm, prepared.federation),
         inputs=prepared.inputs,
         split=lambda: prepared.split,
         provenance=_describe_run(prepared, prepared.split, config),

@@ -31,7 +31,6 @@ from fedtailor.experiment.estimates import (
     wilson_interval,
 )
 from fedtailor.experiment.reader import chance_over_seeds
-from fedtailor.privacy.options import RECORDS
 from fedtailor.simulation.report import NOBODY, Evaluation, RoundReport
 
 Record = dict[str, Any]
@@ -39,7 +38,7 @@ Record = dict[str, Any]
 _FEWEST_OF_A_CLASS = 5
 """Test examples of every class without which nobody asks whether a client's model is better than
 chance: too few to tell."""
-_NO_MEANS = ("split_sha256", "worth_it", "operating_points", *RECORDS)
+_NO_MEANS = ("split_sha256", "worth_it", "operating_points", "privacy")
 """Parts of a result that have no mean over seeds."""
 _EVENTS = {
     "quarantine": "upload{s} left out",
@@ -545,7 +544,7 @@ def average(results: Sequence[Record]) -> Record:
         means["chance"] = chance_over_seeds([result["chance"] for result in results])
 
     # Few runs have noise, and others do not import this.
-    if any(name in first for name in RECORDS):
+    if "privacy" in first:
         from fedtailor.privacy.claims import promises_of
 
         means |= promises_of(results)

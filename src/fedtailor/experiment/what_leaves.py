@@ -37,7 +37,7 @@ from fedtailor.experiment.algorithm_card import (
     shape_in_words,
     shape_of,
 )
-from fedtailor.experiment.assembly import PreparedRun, assemble, make_algorithm
+from fedtailor.experiment.assembly import PreparedRun, assemble, make_algorithm, planned_privacy
 from fedtailor.experiment.config import Config, first_training, load_config, make_config
 from fedtailor.experiment.demo import SETTINGS
 from fedtailor.experiment.reader import PROVENANCE_FILE, RunRecords, read_run
@@ -86,24 +86,15 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
 
     record = _record(parts.config, parts.algorithm, task, parts.inputs, reported)
     holds = trial and any(map(holds_examples, trial.personal.values()))
-    planned = _planned_claims(parts.config, parts.algorithm)
+    planned = _planned_claims(parts)
     return {**record, "model_holds_examples": holds, "claims": planned}
 
 
-def _planned_claims(config: Config, algorithm: AnyAlgorithm) -> list[str]:
+def _planned_claims(parts: PreparedRun) -> list[str]:
     """Return what noise will promise after all rounds, in sentences; nothing without noise."""
-    sentences = []
-    if config.privacy.unit != "none":
-        from fedtailor.privacy.plan import planned_record  # imports SciPy
-
-        planned = planned_record(config.privacy, config.schedule)
-        sentences.append(f"After all rounds: {claims.claim_of(planned)}")
-    if algorithm.training.example_noise > 0:
-        sentences.append(
-            "Noise hides single examples; how well depends on the steps of the method, so a "
-            "finished run says its epsilon."
-        )
-    return sentences
+    if parts.config.privacy.unit == "none":
+        return []
+    return [f"After all rounds: {claims.claim_of(planned_privacy(parts))}"]
 
 
 def _record(

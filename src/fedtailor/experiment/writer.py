@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.errors import FedtailorError, all_done
 from fedtailor.core.federation import Roster
-from fedtailor.core.reading import read_lines
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary
@@ -67,8 +66,6 @@ class RunPlan:
     """What the result says of the run beside its scores."""
     notes: Sequence[str]
     """What a user should know before the first round."""
-    has_common_noise: bool = False
-    """Whether the server gets sums only, on which the noises of all clients make one."""
     checkpoint_every: int
     """Rounds between checkpoints; 0: none."""
     lasting: Sequence[str]
@@ -241,8 +238,10 @@ class RunWriter:
             self._observer.note(sentence)
 
         self._observer.round(record)
-        if report.is_last:
-            self._privacy = self._privacy_after(report)
+        if report.is_last and report.privacy:
+            from fedtailor.privacy.claims import with_claim
+
+            self._privacy = {"privacy": with_claim(report.privacy)}
 
         # A checkpoint after the last round would come before its models.
         every = self._plan.checkpoint_every
@@ -316,51 +315,6 @@ class RunWriter:
         if self._plan.checkpoint_every > 0:
             self._save_checkpoint(last.state, result=result)
         return self.conclude()
-
-    def _privacy_after(self, last: RoundReport) -> dict[str, Any]:
-        """Return what all rounds tell of a client and of an example, if noise hides them.
-
-        Args:
-            last: the last round, which is in the records.
-        """
-        is_for_examples = self._plan.algorithm.training.example_noise > 0
-        if not last.privacy and not is_for_examples:
-            return {}
-
-        from fedtailor.privacy.claims import with_claim
-
-        records = {}
-        if last.privacy:
-            records["privacy"] = with_claim(last.privacy)
-        if is_for_examples:
-            records["example_privacy"] = with_claim(self._example_privacy())
-        return records
-
-    def _example_privacy(self) -> dict[str, Any]:
-        """Return what all rounds tell of an example, from the records of the clients."""
-        # Few runs bound examples, and others do not import this.
-        from fedtailor.privacy.examples import DELTA, ClientRound, example_record
-
-        plan = self._plan
-        history = []
-        for line in read_lines(self.path / "clients.jsonl", within=self.path):
-            numbers = line.get("training_metrics", {})
-            if "private_steps" in numbers:
-                history.append(
-                    ClientRound(
-                        round=line["round"],
-                        client=line["client"],
-                        steps=int(numbers["private_steps"]),
-                        rate=float(numbers["private_rate"]),
-                    )
-                )
-
-        return example_record(
-            plan.algorithm.training.example_noise,
-            DELTA,
-            history,
-            has_common_noise=plan.has_common_noise,
-        )
 
     def conclude(self) -> dict[str, Any]:
         """Make a run that has a result one that has finished, and return the result."""

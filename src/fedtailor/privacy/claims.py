@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.privacy.options import RECORDS
-
 _NOT_COVERED = (
     "scores",
     "training metrics",
@@ -24,6 +22,12 @@ _WHO = {
     "sites": "whoever sees uploads or the global model",
 }
 """To whom noise on sums over features promises something, by who adds it."""
+_WHO_OF_STEPS = {
+    "server": "whoever sees sums over at least {fewest} clients and the global models, if {shares} "
+    "clients of every sum keep their noise to themselves",
+    "sites": "whoever sees uploads or the global models, the largest of all clients",
+}
+"""The same of noise in steps of training."""
 _SEED = "and whoever knows the seed (the noise of a simulation follows from it)"
 
 
@@ -32,8 +36,8 @@ def claim_of(record: Mapping[str, Any]) -> str:
 
     Args:
         record: ``unit``, ``epsilon`` (None: there is no bound) and ``delta``; of clients also
-            ``epsilon_known_cohort``, of examples perhaps ``epsilon_of_sums``; of sums over
-            features ``noise_from``; of several runs ``runs``.
+            ``epsilon_known_cohort``, of examples ``noise_from`` and what is bounded, ``gradients``
+            or ``features``, perhaps ``epsilon_of_sums``; of several runs ``runs``.
 
     Example:
         >>> record = {"unit": "client", "epsilon": 2.0, "epsilon_known_cohort": 4.0, "delta": 1e-5}
@@ -47,12 +51,13 @@ def claim_of(record: Mapping[str, Any]) -> str:
 
     claim = f"{budget}, for whoever sees the global models"
     not_covered = [*_NOT_COVERED, _SEED]
-    if "noise_from" in record:
+    if record["unit"] == "example" and record["bounds"] == "gradients":
+        who = _WHO_OF_STEPS[record["noise_from"]].format_map(record)
+        claim = f"{budget}, for {who}"
+        not_covered = [*_NOT_COVERED, _OF_EXAMPLES, _SEED]
+    elif record["unit"] == "example":
         claim = f"{budget}, for {_WHO[record['noise_from']]}"
         not_covered = [*_OF_SUMS, _OF_EXAMPLES, _SEED]
-    elif record["unit"] == "example":
-        claim = f"{budget}, the largest of all clients, for whoever sees uploads or global models"
-        not_covered = [*_NOT_COVERED, _OF_EXAMPLES, _SEED]
 
     return f"{'; '.join([claim, *_others(record)])}; not covered: {', '.join(not_covered)}."
 
@@ -75,7 +80,7 @@ def budget_of(record: Mapping[str, Any]) -> str:
 
 def claims_of(result: Mapping[str, Any]) -> list[str]:
     """Return what the result of a run claims; nothing without noise."""
-    return [claim_of(result[name]) for name in RECORDS if name in result]
+    return [claim_of(result["privacy"])] if "privacy" in result else []
 
 
 def with_claim(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,26 +90,22 @@ def with_claim(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_card(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a model card says of the noise of the run that made the model."""
-    entries = {}
-    for name in RECORDS:
-        if name in result:
-            record = with_claim(result[name])
-            entries[name] = {key: record[key] for key in ("unit", "epsilon", "delta", "claim")}
+    if "privacy" not in result:
+        return {}
 
-    return entries
+    record = with_claim(result["privacy"])
+    return {"privacy": {key: record[key] for key in ("unit", "epsilon", "delta", "claim")}}
 
 
 def promises_of(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what runs on the same data promise: the records of the runs that tell most."""
-    promises = {}
-    for name in RECORDS:
-        records: list[Mapping[str, Any]] = [result[name] for result in results if name in result]
-        if records:
-            runs = sum(record.get("runs", 1) for record in records)
-            most = max(records, key=_tells)
-            promises[name] = with_claim({**most, "runs": runs})
+    """Return what runs on the same data promise: the record of the run that tells most."""
+    records: list[Mapping[str, Any]] = [one["privacy"] for one in results if "privacy" in one]
+    if not records:
+        return {}
 
-    return promises
+    runs = sum(record.get("runs", 1) for record in records)
+    most = max(records, key=_tells)
+    return {"privacy": with_claim({**most, "runs": runs})}
 
 
 def _tells(record: Mapping[str, Any]) -> tuple[float, float]:

@@ -1,112 +1,155 @@
-"""What steps with bounded examples tell of one example: epsilon of every client, and of sums."""
+"""Noise in every step of training, for a budget: what each client adds, and what it tells.
+
+Each client trains with bounded examples (:mod:`fedtailor.training.private_steps`). Neighbors differ
+by one example of one client. Examples of other clients say nothing of it, so a federation has the
+largest epsilon of its clients.
+
+``noise_from = "sites"``: each client hides its own examples from whoever sees its uploads. Its
+noise follows from its steps, and from the probability of an example in a step.
+
+``noise_from = "server"``: in one step a round with all examples, a sum over clients needs the noise
+of one of them. If h clients of a sum keep their noise to themselves, each adds that noise over the
+root of h.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-DELTA = 1e-5
-"""Probability with which an example may be told more about than epsilon says."""
-_TOLERANCE = 1e-12
+from fedtailor.core.algorithm import AnyAlgorithm
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.federation import Roster
+from fedtailor.core.schedule import Schedule
+from fedtailor.core.task import ExampleBound
+from fedtailor.privacy.accountant import Release, epsilon_of, noise_for
+from fedtailor.privacy.options import PrivacyOptions, colluding_of
+
+Steps = Counter[tuple[float, float]]
+"""How many steps a client has taken, by noise and rate."""
 
 
-class ClientRound(NamedTuple):
-    """The private steps of a client in a round."""
+@dataclass(frozen=True)
+class ExamplePlan:
+    """What hides the examples of every client in all rounds of a run."""
 
-    round: int
-    client: int
-    steps: int
-    rate: float
-    """The largest probability with which an example is in a step."""
+    releases: Mapping[int, Release]
+    """By client that can train: what a round tells of its examples."""
+    privacy: PrivacyOptions
+    rounds: int
+    fewest: int = 1
+    """Clients that a sum is over, at least."""
+    shares: int = 1
+    """How many of them keep their noise to themselves; 1: each client adds all noise."""
+
+    def bound(self, client: int) -> ExampleBound:
+        """Return what a client does in a round."""
+        noise, rate, steps = self.releases[client]
+        return ExampleBound(self.privacy.clip, noise / math.sqrt(self.shares), rate, steps)
+
+    def steps(self, client: int) -> Steps:
+        """Return the steps of a client in all rounds."""
+        noise, rate, steps = self.releases[client]
+        return Counter({(noise, rate): self.rounds * steps})
+
+    def epsilons(self) -> dict[int, float]:
+        """Return what all rounds tell of the examples of every client."""
+        delta = self.privacy.delta
+        return {client: epsilon_of_steps(delta, self.steps(client)) for client in self.releases}
+
+    def record(self, epsilons: Mapping[int, float]) -> dict[str, Any]:
+        """Return what some rounds tell, in the form of a result.
+
+        Args:
+            epsilons: by client.
+        """
+        noises = [release.noise for release in self.releases.values()]
+        record = {
+            "unit": "example",
+            "bounds": "gradients",
+            "noise_from": self.privacy.noise_from,
+            "delta": self.privacy.delta,
+            "noise": max(noises, default=0.0),
+            "least_noise": min(noises, default=0.0),
+            "epsilon": max(epsilons.values(), default=0.0),
+        }
+        if self.privacy.noise_from == "server":
+            return record | {"fewest": self.fewest, "shares": self.shares}
+        return record | {"by_client": {str(client): one for client, one in epsilons.items()}}
 
 
-def epsilon_by_client(
-    noise: float, delta: float, history: Iterable[ClientRound]
-) -> dict[int, float]:
-    """Return epsilon of every client's examples, for whoever sees its single uploads.
+def plan_examples(
+    privacy: PrivacyOptions, schedule: Schedule, algorithm: AnyAlgorithm, roster: Roster
+) -> ExamplePlan:
+    """Find the noise of every client.
 
-    It also holds for whoever sees sums and models made of them. Neighbors differ by one example of
-    one client, and examples of other clients say nothing of it, so that a federation has the
-    largest of these numbers.
+    Without ``privacy.noise``, it is the least that keeps a client that takes part in every round to
+    ``privacy.epsilon``.
 
-    Args:
-        noise: deviation over the bound of an example (``training.example_noise``).
-        delta: of every epsilon.
-        history: of all rounds whose uploads were used.
+    Raises:
+        ConfigError: no client of a sum would keep its noise to itself.
     """
-    from fedtailor.privacy.accountant import Release, epsilon_of
+    fewest, shares = (1, 1)
+    if privacy.noise_from == "server":
+        fewest, shares = shares_of_noise(privacy, schedule, roster)
 
-    steps: dict[int, Counter[float]] = defaultdict(Counter)
-    for done in history:
-        steps[done.client][done.rate] += done.steps
+    training = algorithm.training
+    releases = {}
+    for client in roster.trainable_clients:
+        num_train = roster.num_train[client]
+        rate = min(training.batch_size or num_train, num_train) / num_train
+        steps = algorithm.bounded_steps(num_train)
+        all_steps = steps * schedule.rounds
+        noise = privacy.noise or _noise(privacy.epsilon, privacy.delta, rate, all_steps)
+        releases[client] = Release(noise, rate, steps)
 
-    # Many clients may have the same history.
-    known: dict[tuple[tuple[float, int], ...], float] = {}
-    result = {}
-    for client, counts in sorted(steps.items()):
-        key = tuple(sorted(counts.items()))
-        if key not in known:
-            known[key] = epsilon_of(delta, [Release(noise, *part) for part in key])
-        result[client] = known[key]
-
-    return result
+    return ExamplePlan(releases, privacy, schedule.rounds, fewest, shares)
 
 
-def epsilon_of_sums(noise: float, delta: float, history: Sequence[ClientRound]) -> float | None:
-    """Return epsilon for whoever sees sums over the clients of a round only, or None.
+def shares_of_noise(privacy: PrivacyOptions, schedule: Schedule, roster: Roster) -> tuple[int, int]:
+    """Return how many clients a sum is over at least, and how many of them keep their noise.
 
-    Every client adds its noise, so the sum of m clients has sqrt(m) times as much, if each has
-    taken one step with all its examples, if uploads are linear in the noisy gradients and weighted
-    by numbers of examples, and if clients keep nothing from round to round. All m must keep their
-    noise to themselves.
-
-    Args:
-        noise: as in :func:`epsilon_by_client`.
-        delta: as there.
-        history: as there.
-
-    Returns:
-        None if a client has taken more than one step in a round, or drawn batches: a sum then has
-        no common noise.
+    Raises:
+        ConfigError: a round never has so many clients.
     """
-    from fedtailor.privacy.accountant import Release, epsilon_of
+    colluding = colluding_of(roster.population, privacy.colluding)
+    fewest = max(privacy.smallest_sum, colluding + 2, schedule.participation.min_clients)
+    drawn = len(roster.trainable_clients)
+    if schedule.participation.plan == "fixed":
+        drawn = min(drawn, schedule.participation.count)
 
-    if any(done.steps != 1 or done.rate < 1 - _TOLERANCE for done in history):
-        return None
+    if fewest > drawn:
+        raise ConfigError(
+            f"privacy.noise_from = 'server' needs {fewest} clients in a round, of which "
+            f"{colluding} may give their noise away (privacy.colluding), got {drawn}: set it to "
+            "'sites'.",
+            key="privacy.noise_from",
+            got=drawn,
+        )
+    return fewest, fewest - colluding
 
-    sizes = Counter(Counter(done.round for done in history).values())
-    releases = []
-    for size, rounds in sorted(sizes.items()):
-        releases.append(Release(noise * math.sqrt(size), 1.0, rounds))
+
+def epsilon_of_steps(delta: float, steps: Steps) -> float:
+    """Return what steps tell of an example of the client that took them.
+
+    Example:
+        >>> round(epsilon_of_steps(1e-5, Counter({(2.0, 0.1): 100})), 2)
+        2.36
+    """
+    releases = [Release(noise, rate, times) for (noise, rate), times in sorted(steps.items())]
+    return _epsilon(delta, *releases)
+
+
+# Many clients are alike, and a run asks again at its end.
+@cache
+def _epsilon(delta: float, *releases: Release) -> float:
     return epsilon_of(delta, releases)
 
 
-def example_record(
-    noise: float,
-    delta: float,
-    history: Sequence[ClientRound],
-    *,
-    has_common_noise: bool,
-) -> dict[str, Any]:
-    """Return what the result of a run says of its examples.
-
-    Args:
-        noise: as in :func:`epsilon_by_client`.
-        delta: as there.
-        history: as there.
-        has_common_noise: whether the server gets sums only, to which every client adds its noise.
-    """
-    by_client = epsilon_by_client(noise, delta, history)
-    record: dict[str, Any] = {
-        "unit": "example",
-        "noise": noise,
-        "delta": delta,
-        "epsilon": max(by_client.values(), default=0.0),
-        "by_client": {str(client): epsilon for client, epsilon in by_client.items()},
-    }
-    of_sums = epsilon_of_sums(noise, delta, history) if has_common_noise else None
-    if of_sums is not None:
-        record["epsilon_of_sums"] = of_sums
-    return record
+@cache
+def _noise(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    return noise_for(epsilon, delta, [(rate, steps)]) if steps else 1.0

@@ -7,7 +7,8 @@ equal sum of another round has another noise, and is a release of its own.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,15 +30,17 @@ class LedgerEntry(NamedTuple):
     round: int
     attempt: int
     noise: float
-    """Standard deviation of the noise over the bound of a client's contribution."""
+    """Standard deviation of the noise over the bound of what a client or an example adds."""
     rate: float
-    """Probability with which a client takes part."""
+    """Probability with which the client or example takes part."""
     clip: float
     """The bound."""
     cohort: tuple[int, ...]
-    """The clients of the sum."""
+    """The clients of the sum, or those whose examples it tells of."""
     digest: str
-    """Of the sum before noise, in hexadecimal."""
+    """Of the sum before noise, or of what leads to it, in hexadecimal."""
+    steps: int = 1
+    """Of training with this noise and rate."""
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -70,23 +73,41 @@ class Ledger:
         self.entries: list[LedgerEntry] = []
         if path is not None and path.exists():
             self.entries = _read(path)
+        self._keys = {entry.key for entry in self.entries}
 
-    def add(self, entry: LedgerEntry) -> None:
-        """Write a release, unless it is known already. Only then may its noisy sum be used.
+    def add(self, *entries: LedgerEntry) -> None:
+        """Write releases that are not known already. Only then may what they release be used.
 
         Raises:
             RunError: the file cannot be written.
         """
-        if any(other.key == entry.key for other in self.entries):
+        new = self._new(entries)
+        if not new:
             return
 
         if self._path is not None:
-            append_lines(self._path, [entry._asdict()])
+            append_lines(self._path, [entry._asdict() for entry in new])
             if not self.entries:  # the file is new, and its name must survive too
                 with writing(self._path):
                     synchronize_folder(self._path.parent)
 
-        self.entries.append(entry)
+        self.entries += new
+        self._keys.update(entry.key for entry in new)
+
+    def _new(self, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+        return [entry for entry in entries if entry.key not in self._keys]
+
+    def steps_by_client(self, *more: LedgerEntry) -> dict[int, Counter[tuple[float, float]]]:
+        """Return how many steps tell of the examples of every client, by noise and rate.
+
+        Args:
+            more: releases that would come on top, unless they are known.
+        """
+        steps: defaultdict[int, Counter[tuple[float, float]]] = defaultdict(Counter)
+        for entry in [*self.entries, *self._new(more)]:
+            for client in entry.cohort:
+                steps[client][entry.noise, entry.rate] += entry.steps
+        return dict(steps)
 
     def spent(self, delta: float, entry: LedgerEntry | None = None) -> Spent:
         """Return what the releases tell.

@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import ConfigError, unknown_name
-from fedtailor.core.options import NoResult, Range, check_options, wrong_value
+from fedtailor.core.options import Range, check_options, wrong_value
 from fedtailor.core.schedule import Schedule
 
 if TYPE_CHECKING:
     from fedtailor.core.message import Field
-
-RECORDS = ("privacy", "example_privacy")
-"""Where a result says what noise promises: to clients as wholes, and to single examples."""
-
 
 Colluding = Annotated[int, Range(ge=0)] | Literal["none", "third"]
 """How many sites may work with the server; see :func:`colluding_of`."""
@@ -58,9 +54,9 @@ class PrivacyOptions:
     sites do under masks, and so shows what that costs; it does not mask."""
     smallest_sum: Annotated[int, Range(ge=2)] = 3
     """Clients that a sum is over, at least."""
-    colluding: Annotated[Colluding, NoResult()] = "third"
-    """Of real sites: how many may work with the server, which then still learns sums over two of
-    the others at least. third: fewer than a third. A simulation does not use it."""
+    colluding: Colluding = "third"
+    """How many sites may work with the server, which then still learns sums over two of the others
+    at least. third: fewer than a third. A simulation uses it for shares of noise."""
     most_examples: Annotated[int, Range(ge=1, le=2**40)] = 2**20
     """The most training examples of one client in secure sums."""
     rare_classes: Literal["drop", "keep"] = "drop"
@@ -69,7 +65,7 @@ class PrivacyOptions:
 
     unit: Literal["none", "client", "example"] = "none"
     """What differential privacy protects: nothing, all that a client contributes, or single
-    training examples in the sums over features that methods of one exchange send."""
+    training examples, in steps of training or in sums over features."""
     epsilon: Annotated[float, Range(ge=0)] = 0.0
     """What all rounds may tell of a client or an example at most; 0: ``noise`` says how much noise
     there is."""
@@ -78,13 +74,14 @@ class PrivacyOptions:
     examples."""
     noise: Annotated[float, Range(ge=0)] = 0.0
     """Standard deviation of the noise over ``clip``, or over the largest norm of what an example
-    adds; 0: the least that ``epsilon`` allows."""
+    adds to sums; 0: the least that ``epsilon`` allows."""
     noise_from: Literal["server", "sites"] = "server"
-    """Who adds the noise to sums over features: the server once, to the sum of all clients, or
-    every client to its own sums, so that nobody has to be trusted."""
+    """Where examples are hidden. server: in the sum over all clients, which has the noise once: the
+    server adds it to sums over features, and in training each client adds a share of it. sites: in
+    what each client sends, so that nobody has to be trusted."""
     clip: Annotated[float, Range(gt=0)] = 1.0
-    """Largest norm of what a client changes in a round, over all fields. Examples have
-    ``algorithm.feature_clip`` in its place."""
+    """Largest norm of what a client changes in a round, over all fields, or of the gradient of an
+    example. Sums over features have ``algorithm.feature_clip`` in its place."""
     scales: dict[str, Any] = field(default_factory=dict)
     """By field: what its changes are divided by before they are bounded, a public number; 1 if it
     is missing. A field of a larger scale gets more of the noise."""
@@ -100,11 +97,9 @@ class PrivacyOptions:
             allowed = f"above 0 with privacy.unit = '{self.unit}'"
             raise wrong_value("privacy.epsilon", allowed, self.epsilon, hint)
 
-        if self.unit == "example" and (self.clip != 1.0 or self.scales):
-            key = "privacy.scales" if self.scales else "privacy.clip"
-            hint = "algorithm.feature_clip bounds what an example adds."
-            got = self.scales or self.clip
-            raise wrong_value(key, "left out with privacy.unit = 'example'", got, hint)
+        if self.unit == "example" and self.scales:
+            allowed = "left out with privacy.unit = 'example'"
+            raise wrong_value("privacy.scales", allowed, self.scales)
 
         if self.unit != "example" and self.noise_from != "server":
             allowed = "'server' unless privacy.unit = 'example'"

@@ -62,7 +62,9 @@ def planned_record(privacy: PrivacyOptions, schedule: Schedule) -> dict[str, Any
     noise = noise_of(privacy, schedule)
     releases = [Release(noise, rate, times) for rate, times in planned(schedule, unit)]
     known = [Release(noise, 1.0, schedule.rounds)]
-    who = {"noise_from": privacy.noise_from} if unit == "example" else {}
+    who = {}
+    if unit == "example":
+        who = {"bounds": "features", "noise_from": privacy.noise_from}
     return {
         "unit": unit,
         **who,

@@ -20,7 +20,6 @@ from fedtailor.core.options import wrong_value
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.encoders.onnx_file import OnnxEncoder
 from fedtailor.experiment.reader import refuse_inside_run
-from fedtailor.privacy.options import RECORDS
 from fedtailor.serving.encoded import EncodedModule
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.onnx_graphs import behind_encoder
@@ -128,7 +127,8 @@ def export_card(model: PersonalModel, format: str) -> dict[str, Any]:
         }
 
     card = {key: model.card.get(key) for key in _CARD_KEYS}
-    card |= {key: model.card[key] for key in RECORDS if key in model.card}
+    if "privacy" in model.card:
+        card["privacy"] = model.card["privacy"]
     card |= {"format": format, "fedtailor": __version__, "torch": torch.__version__}
     if format == "onnx":
         card["opset"] = OPSET

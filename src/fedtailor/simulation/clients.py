@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import reduce
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
 from fedtailor.core.reduction import Reduction
 from fedtailor.core.scores import SCORE_BINS, Scores, across, add, packed
-from fedtailor.core.task import Task
+from fedtailor.core.task import ExampleBound, Task
 from fedtailor.core.upload_checks import Problem
 from fedtailor.simulation.engines import refuse_engine
 from fedtailor.simulation.engines.containment import contained
@@ -37,6 +37,9 @@ from fedtailor.simulation.quarantine import (
     problem_with_personal,
     usable_numbers,
 )
+
+if TYPE_CHECKING:
+    from fedtailor.privacy.examples import ExamplePlan
 
 Storage = Callable[[str], MutableMapping[int, Any]]
 """Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a
@@ -172,6 +175,7 @@ class LocalClients:
         storage: Storage = in_memory,
         device: torch.device = HOST,
         key_number: int | None = None,
+        plan: ExamplePlan | None = None,
     ) -> None:
         """Start with clients that have not done anything yet.
 
@@ -187,6 +191,7 @@ class LocalClients:
                 called inside ``placed(device)``.
             key_number: stands for the number of the client in the keys of its random numbers, if
                 there is one client only; None: the client's own number does.
+            plan: what hides examples in steps of training; None: nothing.
 
         Raises:
             ConfigError: the engine runs on the CPU only, and the device is another one.
@@ -200,6 +205,8 @@ class LocalClients:
         self.engine = engine
         self.seed = seed
         self._key_number = key_number
+        self._bounded = {} if plan is None else _bounded_tasks(federation, plan)
+        """The tasks of clients whose examples are bounded when they train."""
         self.states = storage("states")
         self.per_client = storage("per_client")
         self.personal = storage("personal")
@@ -423,6 +430,8 @@ class LocalClients:
         """Return the work of a client for a request, with what it needs of data and states."""
         info = self._info(client)
         task = self.federation.task(client)
+        if isinstance(request, TrainRequest):
+            task = self._bounded.get(client, task)
         split = self._resident.splits[client]
         # Positions that the program does not need would be copied and sent for nothing.
         needed = []
@@ -465,6 +474,18 @@ class LocalClients:
         key = rng.new_key(self.seed, client=self._number(client), purpose=method)
         initial = getattr(self.algorithm, method)
         return contained(initial, self.algorithm.bind(task), tree.copy(info), key)
+
+
+def _bounded_tasks(federation: Federation, plan: ExamplePlan) -> dict[int, Task]:
+    """Return the tasks of clients with their bounds; clients that are alike have the same one."""
+    alike: dict[tuple[int, ExampleBound], Task] = {}
+    tasks = {}
+    for client in plan.releases:
+        task = federation.task(client)
+        bound = plan.bound(client)
+        bounded = task._replace(example_bound=bound)
+        tasks[client] = alike.setdefault((id(task), bound), bounded)
+    return tasks
 
 
 def _with_reports_on_host(outputs: Sequence[Any]) -> Sequence[Any]:

@@ -198,3 +198,4 @@ def _enter(
     report.privacy = {"unit": privacy.unit, "delta": privacy.delta, **spent._asdict()}
     if privacy.unit == "example":
         report.privacy |= {"noise": entry.noise, "noise_from": privacy.noise_from}
+        report.privacy["bounds"] = "features"

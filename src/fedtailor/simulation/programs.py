@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from fedtailor.core.task import Batch, Task
 from fedtailor.core.upload_checks import Problem
 from fedtailor.training.blocks import forward
 from fedtailor.training.losses import class_weights
-
-if TYPE_CHECKING:
-    from fedtailor.training.private_steps import PrivatePhase
 
 
 @dataclass(frozen=True)
@@ -185,21 +182,15 @@ def train_program(
 
     download = Download(common.shared, inputs.per_client)
     data = _data(algorithm, common, inputs)
-    counting: AbstractContextManager[list[PrivatePhase]] = nullcontext([])
-    if algorithm.training.example_clip:
+    within: AbstractContextManager[Any] = nullcontext()
+    if task.example_bound is not None:
         # Few runs bound examples, and others do not import this.
-        from fedtailor.training.private_steps import counting_private_phases
+        from fedtailor.training.private_steps import counting_steps
 
-        counting = counting_private_phases()
+        within = counting_steps()
 
-    with counting as phases:
+    with within:
         update = algorithm.local_update(task, download, inputs.state, data, key)
-
-    metrics = dict(update.metrics)
-    if phases:
-        metrics["private_steps"] = torch.tensor(sum(phase.steps for phase in phases))
-        largest = max(phase.rate for phase in phases)
-        metrics["private_rate"] = torch.tensor(largest, dtype=torch.float64)
 
     # Some methods have no model of the client's own after training.
     has_model = not (isinstance(update.personal, tuple) and update.personal == ())
@@ -207,7 +198,7 @@ def train_program(
     if request.evaluate and has_model:
         scores = _score(algorithm, task, update.personal, common, inputs, rank=request.rank)
 
-    return TrainOutput(update.state, update.upload, metrics, scores)
+    return TrainOutput(update.state, update.upload, dict(update.metrics), scores)
 
 
 def personalize_program(
@@ -223,9 +214,7 @@ def personalize_program(
     The steps of ``onboard`` count among the model's steps. Scores on validation examples serve
     choices that must not see test examples.
     """
-    # A personal model, and the state of a new client, stay where they are.
     task = algorithm.bind(task)
-    task = task._replace(training=task.training.at_home())
     download = Download(common.shared, inputs.per_client)
     data = _data(algorithm, common, inputs)
     state = inputs.state

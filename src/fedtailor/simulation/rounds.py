@@ -12,14 +12,13 @@ import torch
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.devices import HOST, placed
 from fedtailor.core.engine import Engine, one_thread
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import Absences, RoundReport, RunState
-from fedtailor.simulation.server import RoundAttempt, RunServer, server_optimizer
+from fedtailor.simulation.server import RoundAttempt, RunServer, example_plan, server_optimizer
 
 if TYPE_CHECKING:
     from fedtailor.privacy.ledger import Ledger
@@ -66,7 +65,14 @@ def simulate(
         ConfigError: the schedule or the clients' tasks do not fit the algorithm.
         RunError: too few clients did usable work in every attempt at a round.
     """
-    clients = LocalClients(algorithm, federation, engine, seed=seed, storage=storage, device=device)
+    plan = None
+    if privacy.unit == "example":
+        check_run(algorithm, federation.roster, schedule, privacy)
+        plan = example_plan(algorithm, federation.roster, schedule, privacy)
+
+    clients = LocalClients(
+        algorithm, federation, engine, seed=seed, storage=storage, device=device, plan=plan
+    )
     return federate(
         algorithm,
         federation.roster,
@@ -206,8 +212,11 @@ def check_run(
     _check_who_trains(algorithm, schedule)
     server_optimizer(algorithm, roster, schedule)
     schedule.check_validation(roster.validates, roster.classes)
-    _check_privacy(algorithm, roster, schedule, privacy)
-    _check_examples(algorithm, roster)
+    if privacy != NO_PRIVACY:
+        # Most runs have no such options, and do not import this.
+        from fedtailor.simulation.privacy_checks import check_privacy
+
+        check_privacy(algorithm, roster, schedule, privacy)
 
 
 def _check_tasks(algorithm: AnyAlgorithm, roster: Roster) -> None:
@@ -219,100 +228,6 @@ def _check_tasks(algorithm: AnyAlgorithm, roster: Roster) -> None:
             allowed = f"empty for {type(algorithm).__name__}, which sends parts of the model"
             got = f"another model for client {roster.name_of(client)}"
             raise wrong_value("model.others", allowed, got)
-
-
-def _check_privacy(
-    algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule, privacy: PrivacyOptions
-) -> None:
-    """Check that the server can do its work with what it may see."""
-    messages = algorithm.messages(algorithm.bind(roster.common_task))
-    privacy.check_fields(type(algorithm).__name__, messages)
-    if privacy.unit == "example":
-        _check_features(algorithm)
-    _check_buffers(algorithm, roster, privacy)
-    privacy.check(schedule, len(roster.trainable_clients))
-
-
-def _check_examples(algorithm: AnyAlgorithm, roster: Roster) -> None:
-    """Check that a bound of the gradients of examples bounds all that they add to uploads."""
-    training = algorithm.training
-    name = type(algorithm).__name__
-    if not training.example_clip:
-        return
-
-    if not _bounds_examples(type(algorithm)):
-        raise ConfigError(
-            f"training.example_clip cannot promise anything for {name}: what its clients send "
-            "depends on examples in another way than by gradients of losses of single examples.",
-            key="training.example_clip",
-            got=name,
-        )
-
-    if training.class_weights != "none":
-        hint = "Class weights follow from the numbers of examples, so one example changes all."
-        allowed = "'none' with training.example_clip"
-        raise wrong_value("training.class_weights", allowed, training.class_weights, hint)
-    if training.drop_last:
-        hint = "Batches are drawn, and none is the last."
-        raise wrong_value("training.drop_last", "false with training.example_clip", True, hint)
-
-    for task in (roster.common_task, *roster.client_tasks):
-        buffers = task.names("buffer")
-        if buffers:
-            hint = "It is a running mean over examples without a bound: use a model without them."
-            allowed = "0 with models that have buffers"
-            got = f"{training.example_clip:g} and '{buffers[0]}'"
-            raise wrong_value("training.example_clip", allowed, got, hint)
-
-
-def _check_features(algorithm: AnyAlgorithm) -> None:
-    """Check that uploads are sums over bounded features."""
-    name = type(algorithm).__name__
-    bound = algorithm.feature_bound if _says(type(algorithm), "feature_bound") else None
-    if bound is None:
-        instead = "choose fedncm, fed3r or fedcgs, or privacy.unit = 'none'"
-        if _bounds_examples(type(algorithm)):
-            instead = "training.example_clip and training.example_noise protect its examples"
-        raise ConfigError(
-            f"privacy.unit = 'example' is for sums over features, and {name} sends more or other "
-            f"things: {instead}.",
-            key="privacy.unit",
-            got="example",
-        )
-
-    if not bound:
-        hint = "It is the largest norm of features, a public number that no private data decides."
-        allowed = "above 0 with privacy.unit = 'example'"
-        raise wrong_value("algorithm.feature_clip", allowed, bound, hint)
-
-
-def _bounds_examples(cls: type[AnyAlgorithm]) -> bool:
-    """Return whether a method says that it bounds examples."""
-    return cls.bounds_examples and _says(cls, "bounds_examples")
-
-
-def _says(cls: type[AnyAlgorithm], claim: str) -> bool:
-    """Return whether what a method claims holds for a class.
-
-    It does not hold for a class derived from it that trains in another way.
-    """
-    for base in cls.__mro__:
-        if claim in base.__dict__:
-            return True
-        if "local_update" in base.__dict__:
-            return False
-
-    return False
-
-
-def _check_buffers(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOptions) -> None:
-    """Check that noise would not spoil running variances."""
-    if privacy.unit == "client" and roster.common_task.shapes("buffer"):
-        raise ConfigError(
-            "privacy.unit = 'client' cannot protect the running statistics of batch normalization: "
-            "choose a model with group normalization.",
-            key="privacy.unit",
-        )
 
 
 def _check_who_trains(algorithm: AnyAlgorithm, schedule: Schedule) -> None:

@@ -41,7 +41,9 @@ from fedtailor.simulation.report import (
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.core.server_optimizer import ServerOptimizer
+    from fedtailor.privacy.examples import ExamplePlan
     from fedtailor.privacy.ledger import Ledger
+    from fedtailor.simulation.noisy_steps import NoisySteps
     from fedtailor.simulation.noisy_sums import ExampleReleases, Releases
 
 _ATTEMPTS = 3
@@ -123,6 +125,23 @@ def server_optimizer(
     return make_server_optimizer(algorithm, roster.common_task, schedule)
 
 
+def example_plan(
+    algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule, privacy: PrivacyOptions
+) -> ExamplePlan | None:
+    """Return the noise of every client in steps of training; None: no noise hides examples there.
+
+    Raises:
+        ConfigError: a round has too few clients for shares of noise.
+    """
+    if privacy.unit != "example" or algorithm.feature_bound is not None:
+        return None
+
+    # Few runs have noise, and others do not import this.
+    from fedtailor.privacy.examples import plan_examples
+
+    return plan_examples(privacy, schedule, algorithm, roster)
+
+
 def rare_classes(roster: Roster, privacy: PrivacyOptions) -> tuple[int, ...]:
     """Return the classes of too few clients for a mean over those who have them."""
     if privacy.rare_classes == "keep":
@@ -200,7 +219,11 @@ class RunServer:
             )
             self.fewest_uploads = max(self.fewest_uploads, privacy.smallest_sum)
 
-        self.releases = self._make_releases(privacy, ledger)
+        self.releases: Releases | ExampleReleases | None = None
+        self.steps: NoisySteps | None = None
+        """Steps with noise that clients take; None: there are none."""
+        if privacy.unit != "none":
+            self._hide(privacy, ledger)
 
         # A draw of fewer clients could not succeed.
         fewest = max(schedule.participation.min_clients, self.fewest_uploads)
@@ -215,20 +238,21 @@ class RunServer:
 
         self.state = resume.on(device)
 
-    def _make_releases(
-        self, privacy: PrivacyOptions, ledger: Ledger | None
-    ) -> Releases | ExampleReleases | None:
-        """Return what makes the noisy sums of the run; None: there are none."""
-        if privacy.unit == "none":
-            return None
-
+    def _hide(self, privacy: PrivacyOptions, ledger: Ledger | None) -> None:
+        """Find the noise that hides clients or examples."""
         # Few runs have noise, and others do not import this.
+        from fedtailor.simulation.noisy_steps import NoisySteps
         from fedtailor.simulation.noisy_sums import ExampleReleases, Releases
 
         schedule = self.schedule
-        if privacy.unit == "client":
-            return Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
-        return ExampleReleases(privacy, schedule, self.roster, self.algorithm, ledger)
+        plan = example_plan(self.algorithm, self.roster, schedule, privacy)
+        if plan is not None:
+            self.steps = NoisySteps(plan, self.algorithm, ledger)
+            self.fewest_uploads = max(self.fewest_uploads, plan.fewest)
+        elif privacy.unit == "client":
+            self.releases = Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
+        else:
+            self.releases = ExampleReleases(privacy, schedule, self.roster, self.algorithm, ledger)
 
     @property
     def has_more_rounds(self) -> bool:
@@ -277,6 +301,8 @@ class RunServer:
         if self.releases is not None:
             sent = sent_values(shared, self.messages)
             bounds = self.releases.bounds(report, sent, self.seed)
+        if self.steps is not None:
+            self.steps.enter(report, clients, shared, self.seed)
         reduction = Reduction(self.summed, tuple(report.cohort), self.fixed, bounds)
         self.send_per_client(report.round, clients)
         request = TrainRequest(

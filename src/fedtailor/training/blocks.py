@@ -134,15 +134,15 @@ def train(
     context_leaves = tree.leaves(context)
     limits = [_as_tensor(epochs), _as_tensor(steps)]
     outputs: Sequence[Tensor]
-    if training.example_clip and is_transformed():
-        raise TypeError("training.example_clip needs clients one by one: not the engine batched")
+    if task.example_bound and is_transformed():
+        raise TypeError("bounded examples need clients one by one: not the engine batched")
     if is_transformed():
         # A flat list of tensors, because vmap stacks nothing else.
         inputs = [*leaves, *context_leaves, *data, *key[:4], *limits]
         outputs = _Train.apply(phase, *inputs)  # type: ignore[no-untyped-call]
     else:
         run = train_one
-        if training.example_clip:
+        if task.example_bound:
             # Few runs bound examples, and others do not import this.
             from fedtailor.training.private_steps import train_private
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from fedtailor.core import rng
 from fedtailor.core.devices import to_device, to_host
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key
-from fedtailor.core.task import Batch
+from fedtailor.core.task import Batch, ExampleBound
 from fedtailor.training.batches import Batches, draw_batches, moving
 from fedtailor.training.one_client import PLAN, StepBuffers
 from fedtailor.training.optimizer import Optimizer
@@ -37,28 +36,36 @@ _EXAMPLE = 2**32
 """The key of an example's loss is that of the step, moved by this times one more than its row."""
 
 
-class PrivatePhase(NamedTuple):
-    """What a phase has released."""
-
-    noise: float
-    """Deviation over the bound of an example (z)."""
-    rate: float
-    """Probability of an example in a step (q)."""
-    steps: int
-
-
-_phases: ContextVar[list[PrivatePhase] | None] = ContextVar("private phases", default=None)
+_taken: ContextVar[list[int] | None] = ContextVar("steps of phases", default=None)
 
 
 @contextmanager
-def counting_private_phases() -> Iterator[list[PrivatePhase]]:
-    """Note the phases of the block whose steps bound examples, in this thread."""
-    phases: list[PrivatePhase] = []
-    token = _phases.set(phases)
+def counting_steps() -> Iterator[list[int]]:
+    """Count the steps of every phase in the block whose examples are bounded, in this thread.
+
+    More of them, or a larger rate, than the bound of the task says is an error: epsilon would be
+    larger than what is claimed.
+    """
+    taken: list[int] = []
+    token = _taken.set(taken)
     try:
-        yield phases
+        yield taken
     finally:
-        _phases.reset(token)
+        _taken.reset(token)
+
+
+def _count(bound: ExampleBound, rate: float, steps: int) -> None:
+    """Count the steps of a phase, before they are taken."""
+    taken = _taken.get()
+    if taken is None:
+        return
+
+    taken.append(steps)
+    if sum(taken) > bound.steps or rate > bound.rate:
+        raise RuntimeError(
+            f"{sum(taken)} steps with rate {rate:g} would tell more of an example than the "
+            f"{bound.steps} with rate {bound.rate:g} that bounded_steps promises"
+        )
 
 
 @torch.no_grad()
@@ -78,9 +85,12 @@ def train_private(
     Raises:
         TypeError: the phase has a custom step, several batches in a step, buffers, or collects
             values of examples.
+        RuntimeError: there are more steps, or a larger rate, than the bound of the task says.
     """
     _refuse_unbounded(phase)
     training = phase.training
+    bound = phase.task.example_bound
+    assert bound is not None, "train_private needs a bound"
     weight, *limits = to_host((data.weight, *limits), PLAN)
     amount = phase.amount._replace(epochs=int(limits[0]), steps=int(limits[1]))
     order = rng.plain(key.fold("draws"))
@@ -89,9 +99,12 @@ def train_private(
 
     buffers = StepBuffers(params, context)
     optimizer = Optimizer(training, buffers.params)
-    steps = _PrivateSteps(phase, buffers, key)
+    steps = _PrivateSteps(phase, bound, buffers, key)
     count = int((weight > 0).sum())
     size = min(training.batch_size or count, count)
+    if planned.batches:
+        _count(bound, size / count, len(planned.batches))
+
     losses = []
     for step, rows in enumerate(planned.batches):
         total, loss = steps.clipped_sum(batches[step] if len(rows) else None, rows, step)
@@ -99,33 +112,29 @@ def train_private(
         optimizer.update(buffers.params, [leaf / size for leaf in noisy], step)
         losses.append(loss)
 
-    taken = len(planned.batches)
-    phases = _phases.get()
-    if phases is not None and taken:
-        phases.append(PrivatePhase(training.example_noise, size / count, taken))
-
     mean_loss = torch.stack(losses).mean() if losses else torch.zeros(())
-    return [*buffers.result(), torch.tensor(taken), mean_loss]
+    return [*buffers.result(), torch.tensor(len(planned.batches)), mean_loss]
 
 
 def _refuse_unbounded(phase: Phase) -> None:
     """Refuse a phase in which examples have a part beside their own gradients."""
     if phase.step is not None or phase.amount.per_step > 1:
-        raise TypeError("training.example_clip bounds gradients of a loss on one batch in a step")
+        raise TypeError("examples are bounded in gradients of a loss on one batch in a step")
     if phase.has_buffers:
-        raise TypeError("training.example_clip cannot bound what examples add to buffers")
+        raise TypeError("what examples add to buffers cannot be bounded")
     if phase.collect != "none":
-        raise TypeError("training.example_clip cannot bound collected values of examples")
+        raise TypeError("collected values of examples cannot be bounded")
 
 
 class _PrivateSteps:
     """The gradients of examples in the steps of a phase."""
 
-    def __init__(self, phase: Phase, buffers: StepBuffers, key: Key) -> None:
+    def __init__(self, phase: Phase, bound: ExampleBound, buffers: StepBuffers, key: Key) -> None:
         self.phase = phase
+        self.clip = bound.clip
+        self.deviation = bound.noise * bound.clip
         self.buffers = buffers
         self.key = key
-        self.bound = phase.training.example_clip
         numbers = sum(leaf.numel() for leaf in buffers.params)
         self.chunk = max(1, _MOST_NUMBERS // max(numbers, 1))
 
@@ -181,7 +190,7 @@ class _PrivateSteps:
         norm = torch.stack(squares).sum(0).sqrt()
         # An example whose gradient is not finite has no part.
         is_finite = torch.isfinite(norm)
-        factor = (self.bound / norm.clamp(min=self.bound)).masked_fill(~is_finite, 0.0)
+        factor = (self.clip / norm.clamp(min=self.clip)).masked_fill(~is_finite, 0.0)
         sums = []
         for row, gradient in zip(rows, gradients, strict=True):
             finite = torch.where(is_finite[:, None], row, 0.0)
@@ -190,13 +199,12 @@ class _PrivateSteps:
 
     def with_noise(self, totals: list[Tensor], step: int) -> list[Tensor]:
         """Return the sums with noise, a number for each of their numbers."""
-        deviation = self.phase.training.example_noise * self.bound
-        if deviation == 0:
+        if self.deviation == 0:
             return totals
 
         key = self.key.fold("example noise").at(torch.tensor(step, device="cpu"))
         noisy = []
         for number, total in enumerate(totals):
             noise = rng.normal(key.fold(number), tuple(total.shape)).to(total.dtype)
-            noisy.append(total.add(to_device(noise, total.device), alpha=deviation))
+            noisy.append(total.add(to_device(noise, total.device), alpha=self.deviation))
         return noisy

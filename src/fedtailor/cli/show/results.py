@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.cli.show.console import percent, percent_with_error, say, shortened, table
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.experiment.reader import LOST_WORK, chance_warning
-from fedtailor.privacy.options import RECORDS
 
 if TYPE_CHECKING:
     from fedtailor.report.comparison import Comparison
@@ -46,7 +45,7 @@ def show_result(result: Mapping[str, Any]) -> None:
 
     models = "predictions" if "folds" in result else "a model for every client"
     say(f"Scores and {models} are in {result['run']}")
-    if any(name in result for name in RECORDS):
+    if "privacy" in result:
         from fedtailor.privacy.claims import claims_of
 
         for claim in claims_of(result):

@@ -69,16 +69,26 @@ def choose_engine(
     federation: Federation,
     schedule: Schedule,
     device: torch.device = HOST,
+    *,
+    one_by_one: bool = False,
 ) -> EngineChoice:
     """Build the engine that the options name.
 
     ``auto`` chooses one that suits the run and its device.
 
+    Args:
+        options: name it.
+        algorithm: what it runs.
+        federation: the clients.
+        schedule: whether the time of clients is limited.
+        device: where their programs run.
+        one_by_one: whether clients cannot be stacked, because their examples are bounded.
+
     Raises:
         ConfigError: the schedule limits the time of clients, which the engine cannot do.
     """
-    if options.name == "batched" and algorithm.training.example_clip:
-        allowed = "not 'batched' with training.example_clip, for which clients run one by one"
+    if options.name == "batched" and one_by_one:
+        allowed = "not 'batched' with privacy.unit = 'example', for which clients run one by one"
         raise wrong_value("engine.name", allowed, options.name)
 
     if options.name != "auto":
@@ -88,7 +98,9 @@ def choose_engine(
 
     # Threads cannot be ended, so a limit of time decides.
     if schedule.client_timeout == 0:
-        name, why = _choose_name(options, algorithm, federation, schedule, device)
+        name, why = "reference", "privacy.unit = 'example' needs clients one by one"
+        if device == HOST or not one_by_one:
+            name, why = _choose_name(options, algorithm, federation, schedule, device)
         engine = build_engine(dataclasses.replace(options, name=cast(Any, name)))
         return EngineChoice(engine, f"engine {name}: {why.rstrip('.')}.")
 
@@ -123,8 +135,6 @@ def _choose_name(
     """Choose an engine; return its name, and why. Threads and processes give the same bits."""
     from fedtailor.core.engine import physical_cores
 
-    if device != HOST and algorithm.training.example_clip:
-        return "reference", "training.example_clip needs clients one by one"
     if device != HOST:
         return "batched", f"on the device {device}, many clients at a time"
 

@@ -1,0 +1,109 @@
+"""The steps of a run that hide single examples: counted, and reported."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+from fedtailor.core import tree
+from fedtailor.core.algorithm import AnyAlgorithm
+from fedtailor.core.devices import to_host
+from fedtailor.core.errors import RunError
+from fedtailor.privacy.accountant import Release
+from fedtailor.privacy.examples import ExamplePlan, epsilon_of_steps
+from fedtailor.privacy.ledger import Ledger, LedgerEntry
+from fedtailor.simulation.report import RoundReport
+
+
+class NoisySteps:
+    """Enters what clients are about to send into the ledger, round by round."""
+
+    def __init__(self, plan: ExamplePlan, algorithm: AnyAlgorithm, ledger: Ledger | None) -> None:
+        """Begin.
+
+        Args:
+            plan: the noise and the steps of every client.
+            algorithm: what they run.
+            ledger: what was released before, and what will be; None: it stays in memory.
+        """
+        self.plan = plan
+        self._algorithm = algorithm
+        self._ledger = ledger if ledger is not None else Ledger()
+
+    def enter(
+        self, report: RoundReport, clients: Sequence[int], shared: tree.Tree, seed: int
+    ) -> None:
+        """Enter the steps that clients will take in an attempt at a round, before they train.
+
+        Whoever then fails or is absent has told less than the ledger says.
+
+        Args:
+            report: of the round; after the last one, it says what all of them tell.
+            clients: those that train.
+            shared: what they receive.
+            seed: of the run.
+
+        Raises:
+            RunError: they would tell more than the budget allows, or the ledger cannot be written.
+        """
+        alike: defaultdict[Release, list[int]] = defaultdict(list)
+        for client in clients:
+            alike[self.plan.releases[client]].append(client)
+
+        # The same model, data and noise lead to the same uploads: after a kill, they tell nothing
+        # new.
+        begin = self._digest(shared, seed)
+        entries = []
+        for (noise, rate, steps), members in alike.items():
+            digest = hashlib.sha256(f"{begin}/{noise}/{rate}/{steps}/{members}".encode())
+            entries.append(
+                LedgerEntry(
+                    round=report.round,
+                    attempt=report.attempt,
+                    noise=noise,
+                    rate=rate,
+                    clip=self.plan.privacy.clip,
+                    cohort=tuple(members),
+                    digest=digest.hexdigest(),
+                    steps=steps,
+                )
+            )
+
+        self._check_budget(report, entries)
+        self._ledger.add(*entries)
+        if report.round == self.plan.rounds:
+            delta = self.plan.privacy.delta
+            taken = self._ledger.steps_by_client()
+            epsilons = {client: epsilon_of_steps(delta, one) for client, one in taken.items()}
+            report.privacy = self.plan.record(epsilons)
+
+    def _digest(self, shared: tree.Tree, seed: int) -> str:
+        digest = hashlib.sha256(f"{seed}/{self._algorithm}/{self.plan.privacy.clip}".encode())
+        for path, leaf in tree.paths(shared).items():
+            digest.update(path.encode())
+            digest.update(to_host(leaf, "the digest of a model").contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _check_budget(self, report: RoundReport, entries: Sequence[LedgerEntry]) -> None:
+        """Check that no client would tell more than the budget allows.
+
+        Raises:
+            RunError: one would.
+        """
+        privacy = self.plan.privacy
+        if not privacy.epsilon:
+            return
+
+        taken = self._ledger.steps_by_client(*entries)
+        for client in {client for entry in entries for client in entry.cohort}:
+            # The noise is made for the steps that are planned.
+            if not privacy.noise and taken[client] <= self.plan.steps(client):
+                continue
+
+            if epsilon_of_steps(privacy.delta, taken[client]) > privacy.epsilon:
+                raise RunError(
+                    f"privacy.epsilon = {privacy.epsilon:g} is used up after {report.round - 1} "
+                    f"of {self.plan.rounds} rounds.",
+                    key="privacy.epsilon",
+                )
