@@ -93,7 +93,8 @@ def plan_examples(
     Raises:
         ConfigError: no client of a sum would keep its noise to itself.
     """
-    fewest, shares = (1, 1)
+    fewest = 1
+    shares = 1
     if privacy.noise_from == "server":
         fewest, shares = shares_of_noise(privacy, schedule, roster)
 

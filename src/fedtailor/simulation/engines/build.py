@@ -98,9 +98,7 @@ def choose_engine(
 
     # Threads cannot be ended, so a limit of time decides.
     if schedule.client_timeout == 0:
-        name, why = "reference", "privacy.unit = 'example' needs clients one by one"
-        if device == HOST or not one_by_one:
-            name, why = _choose_name(options, algorithm, federation, schedule, device)
+        name, why = _choose_name(options, algorithm, federation, schedule, device, one_by_one)
         engine = build_engine(dataclasses.replace(options, name=cast(Any, name)))
         return EngineChoice(engine, f"engine {name}: {why.rstrip('.')}.")
 
@@ -131,10 +129,13 @@ def _choose_name(
     federation: Federation,
     schedule: Schedule,
     device: torch.device,
+    one_by_one: bool,
 ) -> tuple[str, str]:
     """Choose an engine; return its name, and why. Threads and processes give the same bits."""
     from fedtailor.core.engine import physical_cores
 
+    if device != HOST and one_by_one:
+        return "reference", "privacy.unit = 'example' needs clients one by one"
     if device != HOST:
         return "batched", f"on the device {device}, many clients at a time"
 
