@@ -17,6 +17,7 @@ from fedtailor.deployment.mask_kinds import CLASSES, SUMS
 from fedtailor.deployment.wire import whole, wrong
 from fedtailor.privacy.masks.keys import SEALED_BYTES, Channel
 from fedtailor.privacy.masks.primitives import (
+    DIGEST_BYTES,
     RefusedError,
     digest_of,
     join_texts,
@@ -27,6 +28,7 @@ from fedtailor.privacy.masks.session import (
     LONGEST_SIGNATURE,
     Member,
     Request,
+    Session,
     read_cohort,
     write_cohort,
 )
@@ -59,12 +61,13 @@ def sum_head(request: Request, survivors: frozenset[int]) -> dict[str, Any]:
     }
 
 
-def read_sum(message: Envelope, plan: bytes) -> AboutSum:
+def read_sum(message: Envelope, plan: bytes, session: Session) -> AboutSum:
     """Return what a request ``agree`` or ``unmask`` says.
 
     Args:
         message: the request.
         plan: digest of the plan that came with it.
+        session: the run.
 
     Raises:
         DataError: it says something else.
@@ -86,7 +89,8 @@ def read_sum(message: Envelope, plan: bytes) -> AboutSum:
         read_digest(head, "layout"),
         read_digest(head, "shared"),
     )
-    return AboutSum(request, read_cohort(message.blobs.get("cohort", b"")), numbers)
+    cohort = read_cohort(message.blobs.get("cohort", b""), session)
+    return AboutSum(request, cohort, numbers)
 
 
 def read_digest(head: Mapping[str, Any], name: str) -> bytes:
@@ -95,14 +99,30 @@ def read_digest(head: Mapping[str, Any], name: str) -> bytes:
     Raises:
         DataError: it has none.
     """
-    value = head.get(name)
-    try:
-        digest = bytes.fromhex(value) if isinstance(value, str) else b""
-    except ValueError:
-        digest = b""
-    if len(digest) != 32:
-        raise wrong(name, "a SHA-256 in hexadecimal", value)
+    digest = _from_hex(head.get(name))
+    if len(digest) != DIGEST_BYTES:
+        raise wrong(name, "a SHA-256 in hexadecimal", head.get(name))
     return digest
+
+
+def read_signature(head: Mapping[str, Any]) -> bytes:
+    """Return a signature that a head has in hexadecimal.
+
+    Raises:
+        DataError: it has none.
+    """
+    signature = _from_hex(head.get("signature"))
+    if not 0 < len(signature) <= LONGEST_SIGNATURE:
+        raise wrong("signature", "a signature in hexadecimal", head.get("signature"))
+    return signature
+
+
+def _from_hex(value: Any) -> bytes:
+    """Return the bytes of a hexadecimal text; none if it is something else."""
+    try:
+        return bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        return b""
 
 
 def classes_layout(num_classes: int) -> bytes:
@@ -115,16 +135,13 @@ def write_channels(channels: Sequence[Channel]) -> bytes:
     return join_texts(text for channel in channels for text in channel)
 
 
-def read_channels(raw: bytes) -> list[Channel]:
+def read_channels(raw: bytes, session: Session) -> list[Channel]:
     """Return the channel keys that :func:`write_channels` wrote.
 
     Raises:
         RefusedError: the bytes are something else.
     """
-    texts = split_texts(raw)
-    if len(texts) % 2:
-        raise RefusedError("a channel key has no signature.")
-    return [Channel(*texts[start : start + 2]) for start in range(0, len(texts), 2)]
+    return [Channel(key, signature) for key, signature in _read_pairs(raw, session)]
 
 
 def write_signatures(signatures: Mapping[int, bytes]) -> bytes:
@@ -134,17 +151,22 @@ def write_signatures(signatures: Mapping[int, bytes]) -> bytes:
     )
 
 
-def read_signatures(raw: bytes) -> dict[int, bytes]:
+def read_signatures(raw: bytes, session: Session) -> dict[int, bytes]:
     """Return the signatures that :func:`write_signatures` wrote.
 
     Raises:
         RefusedError: the bytes are something else.
     """
-    texts = split_texts(raw)
+    pairs = _read_pairs(raw, session)
+    return {int.from_bytes(number, "little"): signature for number, signature in pairs}
+
+
+def _read_pairs(raw: bytes, session: Session) -> list[tuple[bytes, bytes]]:
+    """Return what is there of each site: two texts, the second a signature."""
+    texts = split_texts(raw, most=2 * len(session.roster))
     if len(texts) % 2:
         raise RefusedError("a site has no signature.")
-    numbers = [int.from_bytes(text, "little") for text in texts[::2]]
-    return dict(zip(numbers, texts[1::2], strict=True))
+    return list(zip(texts[::2], texts[1::2], strict=True))
 
 
 def write_masked(vector: bytes, signature: bytes) -> bytes:

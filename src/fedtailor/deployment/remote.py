@@ -26,10 +26,10 @@ from fedtailor.deployment.score_checks import check_scores
 from fedtailor.deployment.state import Version
 from fedtailor.deployment.wire import (
     Work,
+    answers_to,
     from_blob,
     largest_answer,
     refusal_in,
-    repeated,
     to_blob,
     wrong,
 )
@@ -39,7 +39,8 @@ from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequ
 from fedtailor.simulation.quarantine import problem_with_numbers, usable_numbers
 
 if TYPE_CHECKING:
-    from fedtailor.deployment.secure_sums import MaskedSum, SecureSums
+    from fedtailor.deployment.masked_sum import MaskedSum
+    from fedtailor.deployment.secure_sums import SecureSums
 
 Reply = TypeVar("Reply")
 
@@ -324,12 +325,9 @@ class RemoteClients:
                 blobs["own"] = to_blob(self.per_client[client], self._modules)
             requests[client] = Envelope(work.to_head(), blobs)
 
-        def belongs(client: int, answer: Envelope) -> bool:
-            return repeated(requests[client].head).items() <= answer.head.items()
-
         # A deployment waits for these sites, however long that takes.
         needed = min(max(self._needed, needed), len(requests))
-        return self._exchange.ask(requests, needed=needed, accept=belongs)
+        return self._exchange.ask(requests, needed=needed, accept=answers_to(requests))
 
     @staticmethod
     def _version(bases: Mapping[int, Tensor], client: int) -> Version | None:

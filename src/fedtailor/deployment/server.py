@@ -155,7 +155,7 @@ def _serve(folder: Path, path: Path, agreement: Agreement, exchange: Exchange) -
     privacy = plan.config.privacy
     sums = None
     if privacy.secure_sums:
-        sums = _secure_sums(folder, path, plan, exchange, conduct)
+        sums = _secure_sums(folder, path, agreement, exchange, conduct)
 
         # A sum is over so many sites that two of them do not work with the server.
         privacy = replace(privacy, smallest_sum=sums.session.fewest)
@@ -216,9 +216,13 @@ def _weighs_by_class(plan: DeploymentPlan) -> bool:
 
 
 def _secure_sums(
-    folder: Path, path: Path, plan: DeploymentPlan, exchange: Exchange, conduct: Conduct
+    folder: Path, path: Path, agreement: Agreement, exchange: Exchange, conduct: Conduct
 ) -> SecureSums:
-    """Return what makes the sums of a run under masks."""
+    """Return what makes the sums of a run under masks.
+
+    Raises:
+        ConfigError: other sites train than those of the roster.
+    """
     # Most runs have no secure sums, and do not need the package cryptography.
     from fedtailor.deployment.roster import ROSTER_FILE, read_roster, roster_of, write_roster
     from fedtailor.deployment.secure_sums import MASKS, SecureSums
@@ -229,7 +233,20 @@ def _secure_sums(
         make_folder(roster_path.parent, mode=0o700)
         write_roster(roster_path, roster_of(FederationFolder(folder)), replace=False)
 
-    sums = SecureSums(path, plan, read_roster(roster_path), exchange, conduct)
+    roster = read_roster(roster_path)
+    plan = agreement.plan
+    training = {member.name for member in agreement.members[: plan.population]}
+    others = sorted(training.symmetric_difference(site.name for site in roster.sites))
+    if others:
+        raise ConfigError(
+            f"the roster and this run do not have the same sites ('{others[0]}' is in one of them "
+            "only). A site that was excluded must be allowed again or removed; then a new roster "
+            "('fedtailor deploy roster') must be trusted by all sites, and a new run begin.",
+            key="sites",
+            got=others[0],
+        )
+
+    sums = SecureSums(path, plan, roster, exchange, conduct)
     sums.connect()
     return sums
 

@@ -2,7 +2,8 @@
 
 ``masks.key`` is 32 random bytes, from which all keys of the site in the run follow, and
 ``masks.jsonl`` is the journal (:mod:`fedtailor.privacy.masks.journal`). Both lie beside the states
-of the run. A site that loses them has other keys: it takes part again in the next run.
+of the run. A site that loses one of them takes part in sums again in the next run: keys without
+their journal could be used twice.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtailor.core.atomic import writing
 from fedtailor.core.errors import DataError
-from fedtailor.core.reading import is_missing, read_file
+from fedtailor.core.reading import damaged, read_file
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.init import SITE_KEY
 from fedtailor.deployment.keys import read_private_key, write_private
@@ -34,12 +36,14 @@ from fedtailor.deployment.mask_messages import (
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.roster import spell
+from fedtailor.deployment.site_privacy import no_roster
 from fedtailor.deployment.trust import pinned_roster
 from fedtailor.deployment.wire import whole
 from fedtailor.privacy.masks.journal import Journal
 from fedtailor.privacy.masks.keys import SiteKeys, write_bundles
-from fedtailor.privacy.masks.primitives import RefusedError
+from fedtailor.privacy.masks.primitives import RefusedError, digest_of
 from fedtailor.privacy.masks.session import (
+    Member,
     Request,
     Session,
     digest_of_download,
@@ -77,11 +81,16 @@ class SiteMasks:
 
         Raises:
             ConfigError: the site trusts no roster.
-            DataError: the roster has other sites than the plan, or a file is damaged.
+            DataError: the roster has other sites than the plan, the site is a new one, or a file is
+                damaged.
             RunError: the key of the site cannot be read, or a file cannot be written.
         """
+        if client >= plan.population:
+            raise RefusedError("a site that was added as new takes part in no sum.")
+
         roster = pinned_roster(folder, options)
-        assert roster is not None, "the plan was checked"
+        if roster is None:
+            raise no_roster()
         self._pin = roster.pin
         names = [site.name for site in roster.sites]
         if len(names) != plan.population or names[client : client + 1] != [options.name]:
@@ -101,7 +110,10 @@ class SiteMasks:
         self._plan = bytes.fromhex(plan.digest)
         self._journal = Journal(states / _JOURNAL_FILE)
         self._keys = SiteKeys(
-            self._session, client, read_private_key(folder / SITE_KEY), _master(states)
+            self._session,
+            client,
+            read_private_key(folder / SITE_KEY),
+            _master(states / _MASTER_FILE, self._journal),
         )
         self._site = MaskingSite(self._session, client, self._keys, self._journal)
 
@@ -124,7 +136,7 @@ class SiteMasks:
         if kind == CLASSES:
             return self._count_classes(message, classes)
 
-        about = read_sum(message, self._plan)
+        about = read_sum(message, self._plan, self._session)
         if kind == AGREE:
             signature = self._site.agree(*about)
             return {"signature": signature.hex()}, {}, "agreement on who is in a sum"
@@ -132,8 +144,8 @@ class SiteMasks:
         assert kind == UNMASK
         blobs = message.blobs
         sealed = read_sealed(blobs.get("sealed", b""), about.cohort)
-        confirmed = read_signatures(blobs.get("confirmed", b""))
-        agreed = read_signatures(blobs.get("agreed", b""))
+        confirmed = read_signatures(blobs.get("confirmed", b""), self._session)
+        agreed = read_signatures(blobs.get("agreed", b""), self._session)
         shares = self._site.open(*about, sealed, confirmed, agreed)
         return {}, {"shares": write_shares(shares, about.cohort)}, "shares of masks"
 
@@ -156,7 +168,7 @@ class SiteMasks:
             DataError: it is refused.
             RunError: the journal cannot be written.
         """
-        self._site.allow(request, read_cohort(blobs.get("cohort", b"")))
+        self._site.allow(request, self._cohort(blobs))
 
     def mask(self, request: Request, blobs: Mapping[str, bytes], vector: np.ndarray) -> bytes:
         """Return a vector under masks, signed: see :func:`write_masked`.
@@ -170,9 +182,12 @@ class SiteMasks:
             DataError: the request is refused.
             RunError: the journal cannot be written.
         """
-        cohort = read_cohort(blobs.get("cohort", b""))
+        cohort = self._cohort(blobs)
         masked = self._site.mask(request, cohort, vector.view("<u8"))
         return write_masked(masked.tobytes(), self._site.confirm(request, cohort))
+
+    def _cohort(self, blobs: Mapping[str, bytes]) -> tuple[Member, ...]:
+        return read_cohort(blobs.get("cohort", b""), self._session)
 
     def _channel(self, message: Envelope) -> Answer:
         """Say the channel key, if server and site mean the same roster."""
@@ -193,7 +208,8 @@ class SiteMasks:
     def _make_keys(self, message: Envelope) -> Answer:
         first = whole("first", message.head.get("first"), LARGEST_ROUND)
         count = whole("count", message.head.get("count"), MOST_KEYS)
-        self._site.learn_channels(read_channels(message.blobs.get("channels", b"")))
+        channels = message.blobs.get("channels", b"")
+        self._site.learn_channels(read_channels(channels, self._session))
         bundles = write_bundles(self._site.bundles(range(first, first + count)))
         head: dict[str, object] = {"first": first, "count": count}
         return head, {"bundles": bundles}, "keys of masks"
@@ -206,18 +222,34 @@ class SiteMasks:
         return {}, {"masked": masked}, "which classes there are, under masks"
 
 
-def _master(states: Path) -> bytes:
-    """Return the secret of a run, which is made once."""
-    path = states / _MASTER_FILE
-    secret = b""
-    try:
-        secret = read_file(path, limit=_MASTER_BYTES, within=states)
-    except DataError as error:
-        if not is_missing(error):
-            raise
+def _master(path: Path, journal: Journal) -> bytes:
+    """Return the secret of a run, which is made once.
 
-    # A file that is too short was never used: nothing leaves before it is whole.
-    if len(secret) != _MASTER_BYTES:
+    Without its journal, the site would not know what it has masked under a secret.
+
+    Raises:
+        DataError: the journal is that of another secret.
+        RunError: a file cannot be written.
+    """
+    if not journal.secret:
         secret = secrets.token_bytes(_MASTER_BYTES)
-        write_private(path, secret)
+        with writing(path):
+            write_private(path, secret)
+        journal.note_secret(_digest(secret))
+        return secret
+
+    try:
+        secret = read_file(path, limit=_MASTER_BYTES, within=path.parent)
+    except DataError as error:
+        raise _lost(path) from error
+    if _digest(secret) != journal.secret:
+        raise _lost(path)
     return secret
+
+
+def _digest(secret: bytes) -> str:
+    return digest_of("secret", secret).hex()
+
+
+def _lost(path: Path) -> DataError:
+    return damaged(path, "the site takes part in sums again in the next run")

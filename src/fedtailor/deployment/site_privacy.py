@@ -84,8 +84,7 @@ class SitePrivacy:
 
         if privacy.secure_sums and trains:
             if not self.roster:
-                message = "this site trusts no roster for secure sums: 'fedtailor site trust'."
-                raise ConfigError(message, key="privacy.roster", allowed="a roster", got="none")
+                raise no_roster()
 
             colluding = colluding_of(num_sites, privacy.colluding)
             fewest = max(privacy.smallest_sum, colluding + 2)
@@ -107,3 +106,9 @@ class SitePrivacy:
                 "or less."
             )
             raise ConfigError(message, key="privacy.epsilon", allowed=f"{self.most_epsilon:g}")
+
+
+def no_roster() -> ConfigError:
+    """Return the error for a site that is asked for secure sums and trusts no roster."""
+    message = "this site trusts no roster for secure sums: 'fedtailor site trust'."
+    return ConfigError(message, key="privacy.roster", allowed="a roster", got="none")

@@ -9,7 +9,7 @@ trusts the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.message import Messages
 from fedtailor.core.options import show
 from fedtailor.core.scores import BINS, SCORE_BINS
+from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.limits import (
     LARGEST_FRAME,
     LARGEST_ROUND,
@@ -38,7 +39,7 @@ REQUESTS: Mapping[str, type[Any]] = {
     ScoreRequest.name: ScoreRequest,
 }
 """The requests of a round, by kind."""
-_REPEATED = ("kind", "run", "round", "client", "attempt")
+_REPEATED = ("kind", "run", "round", "client", "attempt", "of", "first")
 _TREE = Limits(size=LARGEST_FRAME, leaves=MOST_LEAVES, header=LARGEST_TREE_HEADER, axes=MOST_AXES)
 
 
@@ -70,6 +71,15 @@ def repeated(head: Mapping[str, Any]) -> dict[str, Any]:
     options = head.get("request")
     values = {**options, **head} if isinstance(options, Mapping) else head
     return {key: values[key] for key in _REPEATED if key in values}
+
+
+def answers_to(requests: Mapping[int, Envelope]) -> Callable[[int, Envelope], bool]:
+    """Return a function that says whether an answer of a site repeats the head of its request."""
+
+    def is_answer(number: int, answer: Envelope) -> bool:
+        return repeated(requests[number].head).items() <= answer.head.items()
+
+    return is_answer
 
 
 def refusal_in(head: Mapping[str, Any]) -> str | None:

@@ -14,9 +14,16 @@ from fedtailor.privacy.masks.primitives import (
     derive,
     digest_of,
     public_key,
+    split_texts,
 )
 from fedtailor.privacy.masks.server import TooFewSharesError, unmask
-from fedtailor.privacy.masks.session import check_roster, digest_of_download, survivors_digest
+from fedtailor.privacy.masks.session import (
+    check_roster,
+    digest_of_download,
+    read_cohort,
+    survivors_digest,
+    write_cohort,
+)
 from fedtailor.privacy.masks.shares import combine, weights_of
 from fedtailor.privacy.masks.site import MaskingSite, pair_stream_key
 from masked_world import IDENTITIES, POINTS, World, add, request, vectors
@@ -418,7 +425,7 @@ def test_channel_keys_of_others(world):
     channels[2] = again.keys[2].channel()
     with refused("other channel keys before"):
         world.sites[0].learn_channels(channels)
-    with refused("the channel key of this site is another one"):
+    with refused("other keys than when the run began"):
         world.sites[2].learn_channels(channels)
 
 
@@ -556,3 +563,53 @@ def test_old_keys_in_later_rounds_are_refused():
     attack = OldKeys(MaskingSite)
     with refused("site 0 has not confirmed that it is in this sum"):
         attack.value_of_victim()
+
+
+def test_a_site_that_seals_a_wrong_share_accuses_nobody(world):
+    """A holder returns what it was sent; the site that made the share may be the one that lies."""
+    cohort, masked = masked_world(world)
+    answers = world.open(request(), cohort, set(range(7)))
+    answers[1][6] = bytes(33)
+    opened = unmask(
+        world.session, request(), cohort, frozenset(masked), add(masked.values()), answers
+    )
+    assert (opened.total == add(vectors(7))).all()
+    assert opened.liars == frozenset()
+
+
+def test_a_holder_that_lies_about_most_sites_is_named(world):
+    cohort, masked = masked_world(world)
+    answers = world.open(request(), cohort, set(range(7)))
+    for number in (0, 1, 2, 5):
+        answers[1][number] = bytes(33)
+    answers[3][2] = bytes(33)
+    opened = unmask(
+        world.session, request(), cohort, frozenset(masked), add(masked.values()), answers
+    )
+    assert (opened.total == add(vectors(7))).all()
+    assert opened.liars == {1}
+
+
+@pytest.mark.parametrize("number", [7, 2**32 - 1])
+def test_a_member_beyond_the_roster(world, number):
+    cohort, _ = masked_world(world)
+    members = [*cohort[:6], cohort[6]._replace(number=number)]
+    for survivors in ({0, 1, 2, 3}, {*range(6), number}, {0, 1, 2, 3, 10**6}):
+        with refused("different ones of the roster"):
+            world.sites[0].open(request(), members, survivors, {}, {}, {})
+        with refused("different ones of the roster"):
+            world.sites[0].agree(request(), members, survivors)
+    with refused("who was not asked"):
+        world.sites[0].open(request(), cohort, {0, 1, 2, 10**6}, {}, {}, {})
+
+
+def test_texts_and_members_without_end():
+    """They are refused before memory is taken for each."""
+    session = World(3).session
+    with refused("more than 4 texts"):
+        split_texts(bytes(4 * 5), most=4)
+    with refused("cut off"):
+        split_texts(b"\0", most=4)
+    member = World(3).cohort()[0]
+    with refused("more sites than the roster has"):
+        read_cohort(write_cohort([member] * 4), session)

@@ -31,6 +31,8 @@ class Journal:
             DataError: the file cannot be read, or is no journal.
         """
         self._path = path
+        self.secret = ""
+        """Digest of the secret under which the steps were done; empty before the first."""
         self.channels: list[bytes] = []
         """The channel keys of all sites; empty before they are known."""
         self.masked: dict[int, bytes] = {}
@@ -54,6 +56,10 @@ class Journal:
                     self._apply(record)
                 except UNEXPECTED as error:
                     raise damaged(path, "a line is no step of a sum") from error
+
+    def note_secret(self, digest: str) -> None:
+        """Note under which secret all steps are done."""
+        self._add({"step": "begin", "secret": digest})
 
     def note_channels(self, channels: list[bytes]) -> None:
         """Note the channel keys of all sites."""
@@ -83,6 +89,9 @@ class Journal:
 
     def _apply(self, record: Mapping[str, Any]) -> None:
         step = record["step"]
+        if step == "begin":
+            self.secret = str(record["secret"])
+            return
         if step == "channels":
             self.channels = [bytes.fromhex(key) for key in record["keys"]]
             return

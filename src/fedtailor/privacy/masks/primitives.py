@@ -150,20 +150,26 @@ def join_texts(texts: Iterable[bytes]) -> bytes:
     return b"".join(pack(len(text)) + text for text in texts)
 
 
-def split_texts(raw: bytes) -> list[bytes]:
+def split_texts(raw: bytes, *, most: int) -> list[bytes]:
     """Return the texts that :func:`join_texts` has joined.
 
+    Args:
+        raw: the bytes.
+        most: how many texts there may be.
+
     Raises:
-        RefusedError: the bytes are something else.
+        RefusedError: the bytes are something else, or more texts.
     """
-    texts = []
+    texts: list[bytes] = []
     start = 0
     while start < len(raw):
-        size = int.from_bytes(raw[start : start + _LENGTH], "little")
-        start += _LENGTH
-        text = raw[start : start + size]
-        if len(text) < size:
+        if len(texts) == most:
+            raise RefusedError(f"there are more than {most} texts.")
+
+        begin = start + _LENGTH
+        start = begin + int.from_bytes(raw[start:begin], "little")
+        if len(raw) < max(begin, start):
             raise RefusedError("a text is cut off.")
-        texts.append(text)
-        start += size
+        texts.append(raw[begin:start])
+
     return texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class Opened(NamedTuple):
     total: np.ndarray
     """(entries,), 64-bit whole numbers without a sign."""
     liars: frozenset[int]
-    """Holders whose shares do not fit."""
+    """Holders whose shares of most members do not fit."""
 
 
 class TooFewSharesError(RefusedError):
@@ -66,17 +67,17 @@ def unmask(
         TooFewSharesError: too few shares, or too many wrong ones.
     """
     context = context_of(session, request, cohort)
-    secrets, liars = _combined(session, cohort, survivors, answers)
+    secrets = _Secrets(session, survivors, answers)
     total = total.astype("<u8")
     for member in cohort:
-        secret = secrets[member.number]
+        secret = secrets.of(member)
         if member.number in survivors:
             key = derive(secret, context, "self", member.number)
             add_key_stream(total, key, sign=-1)
         else:
             _remove_pairs(total, member, secret, cohort, survivors, context)
 
-    return Opened(total, liars)
+    return Opened(total, secrets.liars())
 
 
 def _remove_pairs(
@@ -94,67 +95,90 @@ def _remove_pairs(
             add_key_stream(total, key, sign=-1 if other.number < missing.number else 1)
 
 
-def _combined(
-    session: Session, cohort: Sequence[Member], survivors: frozenset[int], answers: Answers
-) -> tuple[dict[int, bytes], frozenset[int]]:
-    """Return the secret of every member, and the holders whose shares do not fit."""
-    secrets = {}
-    liars: frozenset[int] = frozenset()
-    weights: dict[tuple[int, ...], dict[int, int]] = {}
-    for member in cohort:
-        shares = _shares_of(session, member, answers)
+class _Secrets:
+    """Puts the secrets of members together from shares, of which some may be wrong."""
 
-        # Whoever has lied once is left out from the start.
-        honest = sorted(set(shares) - liars)
-        for left_out in _suspects(honest):
-            holders = tuple(number for number in honest if number not in left_out)
-            holders = holders[: session.threshold]
-            if len(holders) < session.threshold:
-                raise TooFewSharesError(
-                    f"the shares of the keys of site {member.number} do not fit: more sites must "
-                    "answer."
-                )
+    def __init__(self, session: Session, survivors: frozenset[int], answers: Answers) -> None:
+        self._threshold = session.threshold
+        self._survivors = survivors
+        self._answers = answers
+        self._weights_of = cache(weights_of)
+        self._used: dict[Member, tuple[int, ...]] = {}
+        """The holders of whose shares a secret was made."""
+        self._suspects: set[int] = set()
+        """Holders of shares that did not fit."""
 
-            if holders not in weights:
-                weights[holders] = weights_of(holders)
-            secret = combine(shares, weights[holders])
-            if _fits(secret, member, is_own=member.number in survivors):
-                secrets[member.number] = secret
-                liars |= left_out
+    def of(self, member: Member) -> bytes:
+        """Return the secret of a member that opens the sum.
+
+        Raises:
+            TooFewSharesError: too few shares, or too many wrong ones.
+        """
+        shares = self._shares_of(member)
+
+        # Whoever was left out before comes last.
+        order = sorted(shares, key=lambda holder: (holder in self._suspects, holder))
+        for left_out in _ways_to_leave_out(order):
+            rest = [holder for holder in order if holder not in left_out]
+            holders = tuple(rest[: self._threshold])
+            if len(holders) < self._threshold:
                 break
-        else:
-            raise TooFewSharesError(
-                f"more than {_MOST_LIARS} sites have sent wrong shares of the keys of site "
-                f"{member.number}."
-            )
 
-    return secrets, liars
+            secret = combine(shares, self._weights_of(holders))
+            if self._fits(secret, member):
+                self._used[member] = holders
+                self._suspects |= left_out
+                return secret
 
-
-def _shares_of(session: Session, member: Member, answers: Answers) -> dict[int, bytes]:
-    """Return the shares of a member's secret, by holder."""
-    shares = {}
-    for holder, by_member in answers.items():
-        share = by_member.get(member.number)
-        if share is not None:
-            shares[holder] = share
-
-    if len(shares) < session.threshold:
         raise TooFewSharesError(
-            f"{len(shares)} of {session.threshold} needed sites have answered: the sum stays "
-            "closed until more do.",
-            got=len(shares),
+            f"the shares of the keys of site {member.number} do not fit: more sites must answer."
         )
-    return shares
+
+    def liars(self) -> frozenset[int]:
+        """Return the holders of wrong shares of most members.
+
+        A single share that is wrong may be the fault of the member, who has made it.
+        """
+        most = len(self._used) / 2
+        return frozenset(
+            holder
+            for holder in self._suspects
+            if sum(self._is_wrong(member, holder) for member in self._used) > most
+        )
+
+    def _is_wrong(self, member: Member, holder: int) -> bool:
+        """Return whether a share does not fit to those of which the secret was made."""
+        if self._answers[holder].get(member.number) is None:
+            return False
+
+        others = [other for other in self._used[member] if other != holder]
+        holders = (*others[: self._threshold - 1], holder)
+        shares = self._shares_of(member)
+        return not self._fits(combine(shares, self._weights_of(holders)), member)
+
+    def _shares_of(self, member: Member) -> dict[int, bytes]:
+        """Return the shares of a member's secret, by holder."""
+        shares = {}
+        for holder, by_member in self._answers.items():
+            share = by_member.get(member.number)
+            if share is not None:
+                shares[holder] = share
+
+        if len(shares) < self._threshold:
+            raise TooFewSharesError(
+                f"{len(shares)} of {self._threshold} needed sites have answered: the sum stays "
+                "closed until more do.",
+                got=len(shares),
+            )
+        return shares
+
+    def _fits(self, secret: bytes, member: Member) -> bool:
+        if member.number in self._survivors:
+            return digest_of("commit", secret) == member.commitment
+        return public_key(secret) == member.pair_key
 
 
-def _suspects(holders: Sequence[int]) -> Iterator[frozenset[int]]:
+def _ways_to_leave_out(holders: Sequence[int]) -> Iterator[frozenset[int]]:
     """Yield whom to leave out: nobody, then each, then any two."""
     for count in range(_MOST_LIARS + 1):
         yield from map(frozenset, combinations(holders, count))
-
-
-def _fits(secret: bytes, member: Member, *, is_own: bool) -> bool:
-    if is_own:
-        return digest_of("commit", secret) == member.commitment
-    return public_key(secret) == member.pair_key

@@ -193,15 +193,17 @@ def write_cohort(cohort: Sequence[Member]) -> bytes:
     return b"".join(parts)
 
 
-def read_cohort(raw: bytes) -> tuple[Member, ...]:
+def read_cohort(raw: bytes, session: Session) -> tuple[Member, ...]:
     """Return the members that :func:`write_cohort` wrote.
 
     Raises:
-        RefusedError: the bytes are no cohort.
+        RefusedError: the bytes are no cohort, or one of more sites than the roster has.
     """
-    members = []
+    members: list[Member] = []
     start = 0
     while start < len(raw):
+        if len(members) == len(session.roster):
+            raise RefusedError("a sum is of more sites than the roster has.")
         member, start = read_member(raw, start)
         members.append(member)
 

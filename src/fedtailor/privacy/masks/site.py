@@ -68,7 +68,10 @@ class MaskingSite:
         check_channels(self._session, channels)
         keys = [channel.key for channel in channels]
         if keys[self._number] != self._keys.channel().key:
-            raise RefusedError("the channel key of this site is another one.")
+            raise RefusedError(
+                "this site has other keys than when the run began: it takes part in sums again in "
+                "the next run."
+            )
         if not self._journal.channels:
             self._journal.note_channels(keys)
         elif self._journal.channels != keys:
