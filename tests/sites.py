@@ -129,6 +129,22 @@ class FunctionTransport:
         return {}
 
 
+class Losing(FunctionTransport):
+    """A transport that loses answers."""
+
+    def __init__(self, answers, lost):
+        super().__init__(answers)
+        self.lost = lost
+
+    def send(self, requests):
+        kept = {
+            client: request
+            for client, request in requests.items()
+            if not self.lost(client, request)
+        }
+        super().send(kept)
+
+
 def divide_digits(names=NAMES, rows=60):
     """Return images and labels of every site: digits, of other classes at every site."""
     digits = load_digits()
@@ -194,7 +210,7 @@ class World:
     site: dict = field(default_factory=dict)
     policy: dict = field(default_factory=dict)
     secure: bool = False
-    """Whether the sites have keys, and trust the roster of them all."""
+    """Whether the sites have keys, trust the roster of them all, and show their own scores."""
 
     def write(self, write_data):
         """Write all folders; ``write_data(folder, name)`` writes the data of one site."""
@@ -202,7 +218,8 @@ class World:
             write_data(self.path / "all" / name, name)
             own = self.path / "sites" / name
             write_data(own / "data" / name, name)
-            options = {"name": name, "data": "data", **self.site}
+            share = {"share": ["scores", "metrics", "single"]} if self.secure else {}
+            options = {"name": name, "data": "data", **share, **self.site}
             lines = [f"{key} = {json.dumps(value)}" for key, value in options.items()]
             policy = {**POLICY, **self.policy}
             settings = ", ".join(f"{key} = {json.dumps(value)}" for key, value in policy.items())

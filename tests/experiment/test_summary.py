@@ -21,6 +21,7 @@ from fedtailor.experiment.summary import (
     _majority_of,
     average,
 )
+from fedtailor.simulation.report import Evaluation
 
 NAMES = ["benign", "malignant"]
 
@@ -52,7 +53,8 @@ def test_a_metric_by_class_is_one_row_of_the_table(monkeypatch):
     monkeypatch.setitem(CLASS_SHARES, "precision", precision)
     logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     scores = score(logits, torch.tensor([1, 0, 0, 1]), torch.ones(4), 2)
-    of_class = _classes_over_clients([scores], ())["by_class"]["1"]
+    evaluation = Evaluation("global", "none", "known", {0: scores})
+    of_class = _classes_over_clients(evaluation, ())["by_class"]["1"]
     assert of_class["precision"]["pooled"] == pytest.approx(2 / 3)
     assert of_class["precision"]["pooled_interval"] == wilson_interval(2 / 3, 3)
 

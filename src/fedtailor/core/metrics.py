@@ -167,6 +167,22 @@ def auroc(scores: Scores) -> list[float | None]:
     return [won / count if count else None for won, count in pairs]
 
 
+def figures_by_class(scores: Scores) -> list[dict[str, float | None]]:
+    """Return the metrics of every class; None without examples for it."""
+    from fedtailor.core.scores import by_class  # imports torch
+
+    figures: list[dict[str, float | None]] = []
+    for area, counts in zip(auroc(scores), by_class(scores), strict=True):
+        of_class: dict[str, float | None] = {"auroc": area}
+        for name, share_of_class in CLASS_SHARES.items():
+            right, examples = share_of_class(counts)
+            of_class[name] = right / examples if examples else None
+
+        figures.append(of_class)
+
+    return figures
+
+
 def mean(values: Sequence[float]) -> float:
     """Return the mean of numbers, of which there is at least one."""
     return sum(values) / len(values)

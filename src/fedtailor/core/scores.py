@@ -16,7 +16,8 @@ their share. This bound is reported beside the figure.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -67,6 +68,68 @@ class Scores(NamedTuple):
     :func:`packed`: (2, n), the places in this table that are not 0, counted through, and their
     values.
     """
+
+
+class FigureSum(NamedTuple):
+    """A figure over the clients that have it."""
+
+    clients: int
+    """How many they are."""
+    total: float
+    """The sum of their values."""
+    squares: float
+    """The sum of their squares."""
+
+    @property
+    def mean(self) -> float:
+        """The mean over these clients, of whom there is at least one."""
+        return self.total / self.clients
+
+    @property
+    def deviation(self) -> float:
+        """The unbiased standard deviation; 0 for one client.
+
+        Rounding alone makes up to 1e-7 of it.
+        """
+        if self.clients < 2:
+            return 0.0
+        variance = (self.squares - self.total**2 / self.clients) / (self.clients - 1)
+        return math.sqrt(max(variance, 0.0))
+
+
+class ScoreSums(NamedTuple):
+    """The scores of some clients, of which only the sum is known."""
+
+    total: Scores
+    """Over all examples."""
+    figures: Mapping[str, FigureSum]
+    """By the names of :data:`fedtailor.core.metrics.CLIENT_METRICS`."""
+    by_class: Sequence[Mapping[str, FigureSum]]
+    """The figures of every class."""
+    clients: frozenset[int]
+    """Who is in the sum."""
+    scored: int
+    """How many of them have scores, of test examples or of none."""
+
+
+class NumberSum(NamedTuple):
+    """A number that a method reports, over the clients that report it."""
+
+    clients: int
+    total: float
+
+
+class ReportSums(NamedTuple):
+    """What is known of the answers of some clients that have sent a sum."""
+
+    clients: frozenset[int] = frozenset()
+    """Who is in it."""
+    scores: Mapping[str, ScoreSums] = {}
+    """By test set."""
+    numbers: Mapping[str, NumberSum] = {}
+    """By name."""
+    problem: str = ""
+    """Why there is no sum; empty: there is one."""
 
 
 def score(

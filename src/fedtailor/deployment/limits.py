@@ -49,5 +49,8 @@ MOST_STEPS = 10**9
 LONGEST_METRIC_NAME = 100
 """Characters of the name of a number that a site reports."""
 
+MOST_NUMBERS = 1000
+"""Numbers that a site reports beside scores."""
+
 LARGEST_BODY = 16 * 1024**2
 """Bytes of one request to the open port. Flower sends larger messages in parts of 5 MiB."""

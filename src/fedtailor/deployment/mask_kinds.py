@@ -15,7 +15,9 @@ CLASSES = "classes"
 AGREE = "agree"
 UNMASK = "unmask"
 KINDS = (CHANNEL, KEYS, CLASSES, AGREE, UNMASK)
-SUMS = ("train", CLASSES)
+FINAL = "final-"
+"""Before the kind of a request about the models that a run gives."""
+SUMS = ("train", "score", "personalize", FINAL + "score", FINAL + "personalize", CLASSES)
 """The requests that are answered with a masked vector."""
 
 

@@ -29,7 +29,7 @@ SITE_FILE = "site.toml"
 PLAN_FILE = "plan.json"
 """In the folder of a run across sites: what server and sites have agreed on."""
 
-SHARED = ("scores", "metrics", "errors", "verdict")
+SHARED = ("scores", "metrics", "single", "errors", "verdict")
 """What a site may share beside the messages of the method."""
 PER_SITE = ("path", "dataset", "dir", "label_column", "group", "seed")
 """Keys of ``[data]`` that every site sets for itself."""
@@ -107,8 +107,12 @@ class SiteOptions:
     """Which examples must stay together, such as those of a patient; see ``data.group``."""
     decimal: Decimal = "auto"
     """What a comma in a number of its tables is, see ``data.decimal``; auto: as the server says."""
-    share: tuple[Literal["scores", "metrics", "errors", "verdict"], ...] = ("scores", "metrics")
-    """What the server may see beside the messages of the method."""
+    share: tuple[Literal["scores", "metrics", "single", "errors", "verdict"], ...] = (
+        "scores",
+        "metrics",
+    )
+    """What the server may see beside the messages of the method. In a run with secure sums, scores
+    and metrics are summed over sites; ``single``: it sees those of this site too."""
     baselines: str = "auto"
     """What the site would use alone, to which it compares its model: names with commas, ``none``,
     or ``auto``, which means all."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,10 +12,9 @@ from torch import Tensor
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import DataError, FedtailorError, describe_error, one_line
 from fedtailor.core.message import Messages, upload_bytes
-from fedtailor.core.reduction import Reduction
-from fedtailor.core.scores import Scores
+from fedtailor.core.reduction import PartialSum, Reduction
+from fedtailor.core.scores import ReportSums, Scores
 from fedtailor.core.upload_checks import Problem, problem_with
-from fedtailor.core.upload_vector import UploadVector
 from fedtailor.deployment.agreement import Agreement
 from fedtailor.deployment.conduct import Conduct
 from fedtailor.deployment.envelope import Envelope
@@ -37,12 +37,35 @@ from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import PersonalizeReply, Storage, TrainReply
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 from fedtailor.simulation.quarantine import problem_with_numbers, usable_numbers
+from fedtailor.simulation.trial import reported_numbers
 
 if TYPE_CHECKING:
+    from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.deployment.masked_sum import MaskedSum
     from fedtailor.deployment.secure_sums import SecureSums
 
 Reply = TypeVar("Reply")
+
+
+class Summed(NamedTuple, Generic[Reply]):
+    """The answers of sites of which a part is a sum."""
+
+    replies: dict[int, Reply | Failure]
+    """What is not in the sum, by site."""
+    report: ReportSums
+    """Scores and numbers, or why there is no sum."""
+    upload: Mapping[str, PartialSum] = {}
+    """The sums of uploads, by field."""
+
+    @property
+    def problem(self) -> str:
+        """Why there is no sum; empty: there is one."""
+        return self.report.problem
+
+    @property
+    def lowest(self) -> int:
+        """The lowest number of a site that is in the sum; -1 without a sum."""
+        return min(self.report.clients, default=-1)
 
 
 class RemoteClients:
@@ -92,8 +115,14 @@ class RemoteClients:
         self._num_classes = task.num_classes
         self._modules = readable_modules(algorithm)
         self._messages: Messages = algorithm.messages(algorithm.bind(task))
+        self._task = task
         self._trained: dict[int, Version] = {}
         """The rounds that wait for :meth:`accept`."""
+
+    @cached_property
+    def _reported(self) -> tuple[str, ...]:
+        """The names of what the method reports of its training, which go into sums."""
+        return reported_numbers(self._plan.algorithm, self._task)
 
     @property
     def personal(self) -> Mapping[int, Any]:
@@ -144,64 +173,115 @@ class RemoteClients:
         reduction: Reduction,
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
         """Run a round of some sites, of whose uploads the server learns the sum."""
-        assert reduction.fixed is not None
-        vector = UploadVector(self._messages, reduction.fixed)
-        blob = self._pack(shared)
-        asked = sums.request("train", round, request.attempt, vector.digest, blob)
-        try:
-            masked = sums.draw(asked, reduction.cohort, vector.entries)
-            replies = self._masked_replies(masked, request, blob, clients, round, reduction)
-            total, survivors = masked.open()
-            problem = vector.problem_with_sum(torch.from_numpy(total), len(survivors))
-            if problem:
-                raise masked.void(f"the sum cannot be right: {problem}")
-        except SumFailedError as error:
+        fixed = reduction.fixed
+        assert fixed is not None
+        cohort = frozenset(reduction.cohort)
+
+        def read(client: int, answer: Envelope) -> TrainReply:
+            reply = self._train_reply(client, answer, request, round, with_upload=False)
+            is_sent = client in cohort and reply.problem is None
+            return reply._replace(num_bytes=fixed.num_bytes if is_sent else 0)
+
+        summed = self._ask_for_sum(
+            sums,
+            request,
+            self._pack(shared),
+            clients,
+            round,
+            read,
+            cohort=reduction.cohort,
+            others=set(clients) - cohort,
+            fixed=fixed,
+        )
+        if summed.problem:
             # Nothing is known of any upload.
-            failure = Failure(NoAnswer(f"no secure sum: {error.message}"))
+            failure = Failure(NoAnswer(f"no secure sum: {summed.problem}"))
             for client in clients:
                 yield client, failure
             return
 
         # The round loop takes a sum as that of its lowest client.
-        decoded = vector.decode(torch.from_numpy(total), len(survivors))
-        lowest = min(survivors)
-        for client, reply in replies.items():
-            if client == lowest and isinstance(reply, TrainReply):
-                reply = reply._replace(upload=decoded)
+        for client, reply in summed.replies.items():
+            if client == summed.lowest and isinstance(reply, TrainReply):
+                reply = reply._replace(upload=summed.upload, sums=summed.report)
             yield client, reply
+
+    def _ask_for_sum(
+        self,
+        sums: SecureSums,
+        request: Request,
+        blob: bytes,
+        clients: Sequence[int],
+        round: int,
+        read: Callable[[int, Envelope], Reply],
+        *,
+        cohort: Sequence[int],
+        others: Collection[int],
+        fixed: FixedPoint | None = None,
+    ) -> Summed[Reply]:
+        """Ask sites for masked vectors, and return their sum and the rest of their answers.
+
+        Args:
+            sums: makes sums.
+            request: to each site.
+            blob: what all receive.
+            clients: their numbers.
+            round: of the request.
+            read: returns what an answer says beside its vector, or raises an error.
+            cohort: the sites whose vectors count.
+            others: those that are asked in any case.
+            fixed: of a request to train: how uploads become whole numbers.
+        """
+        # Most runs have no secure sums, and do not need the package cryptography.
+        from fedtailor.deployment.sum_vector import SumVector, kind_of_sum
+
+        vector = SumVector(self._plan, request, self._reported, self._messages, fixed)
+        attempt = request.attempt if isinstance(request, TrainRequest) else 0
+        kind = kind_of_sum(request)
+        asked = sums.request(kind, round, attempt, vector.digest, blob)
+        replies: dict[int, Reply | Failure] = {}
+        try:
+            masked = sums.draw(asked, cohort, vector.entries)
+            able = [client for client in clients if client in masked.asked or client in others]
+            replies = self._masked_replies(masked, request, blob, able, round, read)
+            numbers, senders = masked.open()
+            total = torch.from_numpy(numbers)
+            problem = vector.problem_with_sum(total, len(senders))
+            if problem:
+                raise masked.void(f"the sum cannot be right: {problem}")
+        except SumFailedError as error:
+            return Summed(replies, ReportSums(problem=error.message))
+
+        # A site without keys cannot be in the sum, nor one that was not when the sum was closed.
+        absent = Failure(NoAnswer("it has sent no keys for this sum, or no vector in time"))
+        members = {*cohort, *others}
+        return Summed(
+            {client: replies.get(client, absent) for client in clients if client in members},
+            vector.decode_report(total, senders),
+            {} if fixed is None else vector.decode_upload(total, len(senders)),
+        )
 
     def _masked_replies(
         self,
         masked: MaskedSum,
-        request: TrainRequest,
+        request: Request,
         blob: bytes,
         clients: Sequence[int],
         round: int,
-        reduction: Reduction,
-    ) -> dict[int, TrainReply | Failure]:
+        read: Callable[[int, Envelope], Reply],
+    ) -> dict[int, Reply | Failure]:
         """Ask sites for masked vectors, and add them up; return the rest of their answers."""
-        assert reduction.fixed is not None
-        cohort = frozenset(reduction.cohort)
-        num_bytes = reduction.fixed.num_bytes
 
-        def read(client: int, answer: Envelope) -> TrainReply:
-            reply = self._train_reply(client, answer, request, round, with_upload=False)
-            if reply.problem is not None:
-                return reply
+        def add(client: int, answer: Envelope) -> Reply:
+            reply = read(client, answer)
+            has_problem = isinstance(reply, TrainReply) and reply.problem is not None
+            if client in masked.asked and not has_problem:
+                masked.add(client, answer.blobs.get("masked", b""))
+            return reply
 
-            if client not in cohort:
-                return reply._replace(num_bytes=0)
-            masked.add(client, answer.blobs.get("masked", b""))
-            return reply._replace(num_bytes=num_bytes)
-
-        # A site without keys cannot be in the sum, nor one that was not when the sum was closed.
-        able = [client for client in clients if client in masked.asked or client not in cohort]
         blobs = dict.fromkeys(masked.asked, masked.blobs)
-        replies: dict[int, TrainReply | Failure] = dict(
-            self._replies(request, blob, able, round, read, blobs, needed=masked.needed)
-        )
-        absent = Failure(NoAnswer("it has sent no keys for this sum, or no vector in time"))
-        return {client: replies.get(client, absent) for client in clients}
+        needed = masked.needed
+        return dict(self._replies(request, blob, clients, round, add, blobs, needed=needed))
 
     def accept(self, client: int) -> None:
         """Make what the site's round left the state from which it continues."""
@@ -227,17 +307,49 @@ class RemoteClients:
 
     def score(
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
-    ) -> Iterator[tuple[int, Scores | Failure]]:
+    ) -> Iterator[tuple[int, Scores | ReportSums | Failure]]:
         """Score one model at the sites that share scores."""
 
-        def read(client: int, answer: Envelope) -> Scores:
+        def read(client: int, answer: Envelope) -> Scores | None:
             scores = self._out(client, answer, {"scores"})["scores"]
+            if self._sums is not None and scores == () and not isinstance(scores, Scores):
+                return None
             return self._check_scores(client, scores, rank=request.rank)
 
         # The others would refuse.
-        sharing = [client for client in clients if "scores" in self._members[client].share]
+        single = self._sharing(clients, single=True)
         blob = to_blob(model, self._modules)
-        return self._replies(request, blob, sharing, round, read)
+        summed: Summed[Scores | None] | None = None
+        cohort = self._in_sums(clients)
+        if self._sums is not None and cohort:
+            summed = self._ask_for_sum(
+                self._sums, request, blob, clients, round, read, cohort=cohort, others=single
+            )
+
+        replies: Iterable[tuple[int, Scores | Failure | None]]
+        if summed is None:
+            replies = self._replies(request, blob, single, round, read)
+        else:
+            replies = summed.replies.items()
+
+        for client, reply in replies:
+            if reply is not None:
+                yield client, reply
+        if summed is not None:
+            yield summed.lowest, summed.report
+
+    def _sharing(self, clients: Sequence[int], *, single: bool) -> list[int]:
+        """Return the sites that share scores, or those that show them site by site."""
+        word = "single" if single and self._sums is not None else "scores"
+        words = {"scores", word}
+        return [client for client in clients if words <= set(self._members[client].share)]
+
+    def _in_sums(self, clients: Sequence[int]) -> list[int]:
+        """Return the sites whose scores go into a sum: new sites have no keys for it."""
+        if self._sums is None:
+            return []
+        sharing = self._sharing(clients, single=False)
+        return [client for client in sharing if client < self._plan.population]
 
     def score_complete(
         self, request: ScoreRequest, model: Any, round: int
@@ -253,7 +365,23 @@ class RemoteClients:
         def read(client: int, answer: Envelope) -> PersonalizeReply:
             return self._personalize_reply(client, answer, request)
 
-        return self._replies(request, self._pack(shared), clients, round, read)
+        blob = self._pack(shared)
+        cohort = self._in_sums(clients)
+        if self._sums is None or not cohort:
+            yield from self._replies(request, blob, clients, round, read)
+            return
+
+        # Without a sum, sites make their models all the same.
+        summed = self._ask_for_sum(
+            self._sums, request, blob, clients, round, read, cohort=cohort, others=clients
+        )
+        replies = summed.replies or dict(self._replies(request, blob, clients, round, read))
+        sums: ReportSums | None = summed.report
+        for client, reply in replies.items():
+            if isinstance(reply, PersonalizeReply):
+                reply = reply._replace(sums=sums)
+                sums = None
+            yield client, reply
 
     def _replies(
         self,
@@ -317,6 +445,7 @@ class RemoteClients:
                 base=self._version(self.bases, client),
                 best=self._version(self._best_bases, client),
                 rare_classes=self._rare_classes,
+                numbers=() if self._sums is None else self._reported,
             )
 
             # The plan travels with each request, so that a site that was started again knows it.

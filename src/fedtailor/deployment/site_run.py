@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import ConfigError, DataError, describe_error
 from fedtailor.core.fixed_point import make_fixed_point
-from fedtailor.core.message import Messages
+from fedtailor.core.message import Messages, Upload
 from fedtailor.core.scores import Scores
 from fedtailor.core.tree import Tree, leaves
 from fedtailor.deployment.envelope import Envelope
@@ -39,8 +40,9 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest
 
 if TYPE_CHECKING:
-    from fedtailor.deployment.masked_upload import MaskedUpload
+    from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.deployment.site_masks import SiteMasks
+    from fedtailor.deployment.sum_vector import MaskedAnswer
 
 _STATES = "states"
 _DIGEST_FILE = "data.sha256"
@@ -136,7 +138,7 @@ class SiteRun:
             DataError: the site trusts another roster.
             RunError: a key cannot be read or written.
         """
-        if not self.plan.config.privacy.secure_sums:
+        if not self._has_sums:
             raise ConfigError("the plan has no secure sums.", key="privacy.secure_sums")
 
         # Only secure sums need the package cryptography.
@@ -163,7 +165,7 @@ class SiteRun:
     def _train(self, work: Work, request: TrainRequest, blobs: Mapping[str, bytes]) -> SiteAnswer:
         """Do a round, and keep the new state beside the one it began with."""
         # A sum that would be refused is not worth the work.
-        masked = self._masked_upload(work, request, blobs)
+        masked = self._masked_answer(work, blobs)
         states: dict[int, Any] = {}
         clients = self._clients(work.base, blobs, states)
         shared = self._shared(blobs)
@@ -173,7 +175,8 @@ class SiteRun:
 
         problem = reply.problem
         if problem is None and masked is not None:
-            problem = masked.problem_with(reply.upload, len(self.prepared.positions.train))
+            num_train = len(self.prepared.positions.train)
+            problem = masked.vector.problem_with(reply.upload, num_train)
         if problem is not None:
             text = f"the site says that its work cannot be used ({problem.kind})"
             if "errors" in self._options.share and problem.text:
@@ -191,49 +194,77 @@ class SiteRun:
         sizes: dict[str, int] = {}
         more: dict[str, bytes] = {}
         if masked is not None:
-            more["masked"] = masked.mask(reply.upload)
-            sizes["upload under masks"] = len(more["masked"])
-        elif not self.plan.config.privacy.secure_sums:
+            scores = {"clients": reply.scores} if isinstance(reply.scores, Scores) else {}
+            metrics = reply.metrics if "metrics" in self._options.share else {}
+            more = self._mask(masked, reply.upload, scores, metrics)
+            sizes["upload, scores and metrics under masks"] = len(more["masked"])
+        elif not self._has_sums:
             upload = pack_upload(reply.upload, self._messages)
             out["upload"] = upload
             sizes = _sizes("upload", upload["values"])
             sizes["upload: weights and rows"] = _num_bytes((upload["weights"], upload["rows"]))
 
-        if "metrics" in self._options.share:
+        if self._shows("metrics"):
             out["metrics"] = reply.metrics
             sizes |= _sizes("training metric", reply.metrics)
-        if "scores" in self._options.share and isinstance(reply.scores, Scores):
+        if self._shows("scores") and isinstance(reply.scores, Scores):
             out["scores"] = reply.scores
             sizes["scores of the model after training"] = _num_bytes(reply.scores)
 
         return SiteAnswer({}, sizes, out, more)
 
-    def _masked_upload(
-        self, work: Work, request: TrainRequest, blobs: Mapping[str, bytes]
-    ) -> MaskedUpload | None:
-        """Return how the upload goes into a sum; None if it does not.
+    def _shows(self, what: str) -> bool:
+        """Return whether the server sees something of this site alone."""
+        share = self._options.share
+        return what in share and (not self._has_sums or "single" in share)
+
+    @property
+    def _has_sums(self) -> bool:
+        return self.plan.config.privacy.secure_sums
+
+    def _masked_answer(self, work: Work, blobs: Mapping[str, bytes]) -> MaskedAnswer | None:
+        """Return how an answer goes into a sum; None if it does not.
 
         Raises:
             DataError: the sum is refused.
         """
-        privacy = self.plan.config.privacy
-        if not privacy.secure_sums or "cohort" not in blobs:
+        if not self._has_sums or "cohort" not in blobs:
             return None
 
-        from fedtailor.deployment.masked_upload import MaskedUpload
+        from fedtailor.deployment.sum_vector import MaskedAnswer, SumVector, kind_of_sum
 
-        point = make_fixed_point(
-            self._messages,
-            population=self.plan.population,
-            most_examples=privacy.most_examples,
-            rare_classes=work.rare_classes,
-        )
-        return MaskedUpload(self.masks, self._messages, point, (work.round, request.attempt), blobs)
+        request = work.request
+        attempt = 0
+        fixed: FixedPoint | None = None
+        if isinstance(request, TrainRequest):
+            attempt = request.attempt
+            fixed = make_fixed_point(
+                self._messages,
+                population=self.plan.population,
+                most_examples=self.plan.config.privacy.most_examples,
+                rare_classes=work.rare_classes,
+            )
+
+        vector = SumVector(self.plan, request, work.numbers, self._messages, fixed)
+        kind = kind_of_sum(request)
+        return MaskedAnswer(self.masks, vector, kind, (work.round, attempt), blobs)
+
+    def _mask(
+        self,
+        masked: MaskedAnswer,
+        upload: Upload,
+        scores: Mapping[str, Scores],
+        numbers: Mapping[str, Tensor],
+    ) -> dict[str, bytes]:
+        """Return the blob of what goes into a sum: an upload, and what the site shares."""
+        shared = scores if "scores" in self._options.share else {}
+        return {"masked": masked.mask(upload, shared, numbers)}
 
     def _personalize(
         self, work: Work, request: PersonalizeRequest, blobs: Mapping[str, bytes]
     ) -> SiteAnswer:
         """Make the personal model, score it, and keep it here if the request says so."""
+        masked = self._masked_answer(work, blobs)
         clients = self._clients(work.base, blobs, {})
         shared = self._shared(blobs)
         ((_, reply),) = clients.personalize(request, shared, [self.client], work.round)
@@ -244,22 +275,29 @@ class SiteRun:
         if request.keep and self.client in clients.personal:
             self._keep_model(clients.personal[self.client], work, reply)
 
-        # The number of steps is what the method costs, and says nothing of the data.
-        out: dict[str, Any] = {"scores": {}, "diagnostics": reply.diagnostics}
-        if "metrics" not in self._options.share:
-            steps = {name: reply.diagnostics[name] for name in reply.diagnostics if name == "steps"}
-            out["diagnostics"] = steps
+        out: dict[str, Any] = {"scores": {}, "diagnostics": {}}
+        if self._shows("metrics"):
+            out["diagnostics"] = reply.diagnostics
+        elif not self._has_sums and "steps" in reply.diagnostics:
+            # The number of steps is what the method costs.
+            out["diagnostics"] = {"steps": reply.diagnostics["steps"]}
 
-        if "scores" in self._options.share:
+        if self._shows("scores"):
             out["scores"] = dict(reply.scores)
 
         sizes = _sizes("diagnostic", out["diagnostics"])
         sizes |= _sizes("scores of the personal model", out["scores"])
-        return SiteAnswer({"problem": reply.problem}, sizes, out)
+        more: dict[str, bytes] = {}
+        if masked is not None:
+            more = self._mask(masked, {}, reply.scores, reply.diagnostics)
+            sizes["scores of the personal model under masks"] = len(more["masked"])
+
+        return SiteAnswer({"problem": reply.problem}, sizes, out, more)
 
     def _score(self, work: Work, request: ScoreRequest, blobs: Mapping[str, bytes]) -> SiteAnswer:
         """Score a model of the server."""
-        if "scores" not in self._options.share:
+        masked = self._masked_answer(work, blobs)
+        if not self._shows("scores") and masked is None:
             raise ConfigError("this site does not share scores.", key="site.share", got="scores")
 
         # No state of this site is needed to score a model of the server.
@@ -269,8 +307,17 @@ class SiteRun:
         if isinstance(reply, Failure):
             return self._failed(reply)
 
-        sizes = {"scores of the global model": _num_bytes(reply)}
-        return SiteAnswer({}, sizes, {"scores": reply})
+        sizes: dict[str, int] = {}
+        out: dict[str, Any] = {"scores": ()}
+        more: dict[str, bytes] = {}
+        if self._shows("scores"):
+            out["scores"] = reply
+            sizes["scores of the global model"] = _num_bytes(reply)
+        if masked is not None:
+            more = self._mask(masked, {}, {"clients": reply}, {})
+            sizes["scores of the global model under masks"] = len(more["masked"])
+
+        return SiteAnswer({}, sizes, out, more)
 
     def _clients(
         self, base: Version | None, blobs: Mapping[str, bytes], states: dict[int, Any]

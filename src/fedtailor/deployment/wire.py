@@ -23,11 +23,13 @@ from fedtailor.deployment.limits import (
     LARGEST_FRAME,
     LARGEST_ROUND,
     LARGEST_TREE_HEADER,
+    LONGEST_METRIC_NAME,
     MOST_ATTEMPTS,
     MOST_AXES,
     MOST_CLASSES,
     MOST_EXTRA_BYTES,
     MOST_LEAVES,
+    MOST_NUMBERS,
     MOST_SITES,
 )
 from fedtailor.deployment.state import Version
@@ -56,6 +58,8 @@ class Work(NamedTuple):
     """The state to which the server may go back, however old it is; None: there is none."""
     rare_classes: tuple[int, ...] = ()
     """Of secure sums: classes of so few sites that a mean over them would tell too much."""
+    numbers: tuple[str, ...] = ()
+    """Of secure sums: names of what the method reports of its training."""
 
     def to_head(self) -> dict[str, Any]:
         """Return the head of the message; :func:`read_head` reads it."""
@@ -112,6 +116,7 @@ def read_head(head: Mapping[str, Any]) -> Work:
         base=_version("base", head.get("base")),
         best=_version("best", head.get("best")),
         rare_classes=_classes("rare_classes", head.get("rare_classes")),
+        numbers=_names("numbers", head.get("numbers")),
     )
 
 
@@ -156,6 +161,16 @@ def _classes(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or len(value) > MOST_CLASSES:
         raise wrong(name, "numbers of classes", value)
     return tuple(whole(name, label, MOST_CLASSES - 1) for label in value)
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or len(value) > MOST_NUMBERS:
+        raise wrong(name, "names of numbers", value)
+
+    for text in value:
+        if not isinstance(text, str) or len(text) > LONGEST_METRIC_NAME:
+            raise wrong(name, f"names of at most {LONGEST_METRIC_NAME} characters", text)
+    return tuple(value)
 
 
 def wrong(name: str, allowed: str, got: object) -> DataError:

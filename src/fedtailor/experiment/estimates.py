@@ -13,7 +13,7 @@ from fedtailor.core.metrics import (
     smallest_tenth,
     worst_tenth,
 )
-from fedtailor.core.scores import Scores, across, auroc_error, total
+from fedtailor.core.scores import Scores, ScoreSums, across, auroc_error, total
 
 Interval = dict[str, float]
 """``low`` and ``high``."""
@@ -52,11 +52,42 @@ def summarize(scores: Sequence[Scores], num_train: Sequence[int]) -> dict[str, d
             summary[name] = _summarize_metric(name, scored, pooled[name])
 
     if "auroc" in summary:
-        errors = [error for error in auroc_error(together) if error is not None]
         summary["auroc"]["clients"] = float(sum("auroc" in client for client, _ in scored))
-        summary["auroc"]["pooled_error"] = mean(errors)
+        summary["auroc"]["pooled_error"] = _pooled_error(together)
 
     return {**summary, "recall": recall(together), "clients": clients}
+
+
+def summarize_sums(sums: ScoreSums) -> dict[str, dict[str, float]]:
+    """Summarize the scores of clients of which only the sum is known.
+
+    Returns:
+        What :func:`summarize` returns, without what needs the scores of single clients:
+        ``worst10``, ``smallest10``, ``min`` and ``max``.
+    """
+    evaluated = sums.figures["accuracy"].clients
+    clients = {"evaluated": float(evaluated), "skipped": float(sums.scored - evaluated)}
+    if not evaluated:
+        return {"clients": clients}
+
+    together = across(sums.total)
+    summary: dict[str, dict[str, float]] = {}
+    for name, pooled in per_client(together).items():
+        figure = sums.figures[name]
+        summary[name] = {"pooled": pooled}
+        if figure.clients:
+            summary[name] |= {"mean": figure.mean, "std": figure.deviation}
+
+    if "auroc" in summary:
+        summary["auroc"]["clients"] = float(sums.figures["auroc"].clients)
+        summary["auroc"]["pooled_error"] = _pooled_error(together)
+
+    return {**summary, "recall": recall(together), "clients": clients}
+
+
+def _pooled_error(together: Scores) -> float:
+    """Return the most by which the AUROC over all examples can be wrong."""
+    return mean([error for error in auroc_error(together) if error is not None])
 
 
 def _summarize_metric(

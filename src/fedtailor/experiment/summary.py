@@ -8,10 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtailor.core.federation import Roster
-from fedtailor.core.metrics import CLASS_SHARES, CLIENT_METRICS, auroc, per_client, recall
+from fedtailor.core.metrics import (
+    CLASS_SHARES,
+    CLIENT_METRICS,
+    auroc,
+    figures_by_class,
+    per_client,
+    recall,
+)
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import (
     ClassShares,
+    FigureSum,
     Scores,
     across,
     auroc_error,
@@ -28,6 +36,7 @@ from fedtailor.experiment.estimates import (
     mean_of_bounds,
     mean_of_shares_interval,
     summarize,
+    summarize_sums,
     wilson_interval,
 )
 from fedtailor.experiment.reader import chance_over_seeds
@@ -38,6 +47,7 @@ Record = dict[str, Any]
 _FEWEST_OF_A_CLASS = 5
 """Test examples of every class without which nobody asks whether a client's model is better than
 chance: too few to tell."""
+_MISSING = "worst10, smallest10, min and max: of the scores, only a sum over clients is known"
 _NO_MEANS = ("split_sha256", "worth_it", "operating_points", "privacy")
 """Parts of a result that have no mean over seeds."""
 _EVENTS = {
@@ -50,17 +60,13 @@ _EVENTS = {
 
 def round_record(report: RoundReport, roster: Roster) -> Record:
     """Return the line of ``rounds.jsonl`` for a round."""
-    training_metrics = {}
-    for name, values in report.metrics.items():
-        training_metrics[name] = _mean(list(values.values()))
-
     record: Record = {
         "round": report.round,
         "cohort": report.cohort,
         "steps": report.steps,
         "bytes": {"up": report.bytes_up, "down": report.bytes_down},
         "seconds": report.seconds,
-        "training_metrics": training_metrics,
+        "training_metrics": _training_metrics(report),
         "evaluations": [_evaluation_record(scored, roster) for scored in report.evaluations],
     }
     if report.privacy:
@@ -71,6 +77,20 @@ def round_record(report: RoundReport, roster: Roster) -> Record:
         record["best"] = {"round": best.state.round, "validation_accuracy": best.accuracy}
 
     return record
+
+
+def _training_metrics(report: RoundReport) -> Record:
+    """Return the means of the training metrics over clients."""
+    means = {}
+    for name, values in report.metrics.items():
+        means[name] = _mean(list(values.values()))
+
+    # A mean over all clients counts more than one over those that show their own numbers.
+    for name, summed in report.metric_sums.items():
+        if summed.clients > len(report.metrics.get(name, ())):
+            means[name] = summed.total / summed.clients
+
+    return means
 
 
 def client_records(report: RoundReport, roster: Roster) -> list[Record]:
@@ -138,11 +158,16 @@ def _details(scores: Scores) -> Record:
 
 def _summary(evaluation: Evaluation, roster: Roster, clients: Sequence[int]) -> Record:
     """Return the figures over some of the clients of an evaluation."""
-    scores = [evaluation.scores[client] for client in clients]
-    num_train = [0 if client == NOBODY else roster.num_train[client] for client in clients]
-
-    figures: Record = {name: dict(values) for name, values in summarize(scores, num_train).items()}
-    figures["examples"] = sum(map(_num_examples, scores))
+    summed = evaluation.only_sums
+    if summed is not None:
+        figures: Record = summarize_sums(summed)
+        figures["examples"] = _num_examples(summed.total)
+        figures["missing"] = _MISSING
+    else:
+        scores = [evaluation.scores[client] for client in clients]
+        num_train = [0 if client == NOBODY else roster.num_train[client] for client in clients]
+        figures = {name: dict(values) for name, values in summarize(scores, num_train).items()}
+        figures["examples"] = sum(map(_num_examples, scores))
 
     # This interval is about the examples, those of the means are about the clients.
     if "accuracy" in figures:
@@ -316,7 +341,7 @@ def _final_metrics(report: RoundReport, roster: Roster) -> tuple[Record, Record]
         labels = ("adaptation", "test_set", "conditions")
         point = {name: record[name] for name in labels if name in record}
         point |= {"round": report.round, **record["metrics"]}
-        point |= _classes_over_clients(list(evaluation.scores.values()), roster.class_names)
+        point |= _classes_over_clients(evaluation, roster.class_names)
         group = of_known if evaluation.group == "known" else of_new
         group[evaluation_name(record)] = point
 
@@ -371,7 +396,7 @@ def classes_of_site(scores: Scores, class_names: Sequence[str], independent: flo
     """
     counts = by_class(scores)
     classes: Record = {}
-    for label, figures in enumerate(_class_figures(scores)):
+    for label, figures in enumerate(figures_by_class(scores)):
         entry = _class_entry(label, counts[label], class_names)
         for name, value in figures.items():
             entry[name] = value
@@ -383,12 +408,14 @@ def classes_of_site(scores: Scores, class_names: Sequence[str], independent: flo
     return classes
 
 
-def _classes_over_clients(scores: Sequence[Scores], class_names: Sequence[str]) -> Record:
+def _classes_over_clients(evaluation: Evaluation, class_names: Sequence[str]) -> Record:
     """Return the metrics of every class over clients, and all confusions.
 
     ``mean`` is over the clients that have the figure, ``pooled`` over all examples; both come with
     an interval.
     """
+    summed = evaluation.only_sums
+    scores = list(evaluation.scores.values()) if summed is None else [summed.total]
     scored = [client for client in scores if float(client.class_total.sum()) > 0]
     if not scored:
         return {}
@@ -397,10 +424,10 @@ def _classes_over_clients(scores: Sequence[Scores], class_names: Sequence[str]) 
     together = across(total(scored))
     counts = by_class(together)
     errors = auroc_error(together)
-    of_clients = [_class_figures(client) for client in scored]
+    of_clients = [figures_by_class(client) for client in scored]
     classes: Record = {}
 
-    for label, pooled in enumerate(_class_figures(together)):
+    for label, pooled in enumerate(figures_by_class(together)):
         entry = _class_entry(label, counts[label], class_names)
         for name, value in pooled.items():
             entry[name] = {"pooled": value}
@@ -410,7 +437,10 @@ def _classes_over_clients(scores: Sequence[Scores], class_names: Sequence[str]) 
                 error = errors[label] or 0.0
 
             interval = _interval_of(name, value, counts[label], error=error)
-            means = _mean_over([figures[label][name] for figures in of_clients])
+            if summed is None:
+                means = _mean_over([figures[label][name] for figures in of_clients])
+            else:
+                means = _mean_of_sum(summed.by_class[label][name])
             entry[name] |= {"pooled_interval": interval, **means}
 
         classes[str(label)] = entry
@@ -424,20 +454,6 @@ def _class_entry(label: int, counts: ClassShares, class_names: Sequence[str]) ->
     entry["positives"] = round(counts.positives)
     entry["negatives"] = round(counts.negatives)
     return entry
-
-
-def _class_figures(scores: Scores) -> list[dict[str, float | None]]:
-    """Return the metrics of every class; None without examples for it."""
-    figures: list[dict[str, float | None]] = []
-    for area, counts in zip(auroc(scores), by_class(scores), strict=True):
-        of_class: dict[str, float | None] = {"auroc": area}
-        for name, share_of_class in CLASS_SHARES.items():
-            right, examples = share_of_class(counts)
-            of_class[name] = right / examples if examples else None
-
-        figures.append(of_class)
-
-    return figures
 
 
 def _interval_of(
@@ -466,6 +482,15 @@ def _mean_over(values: Sequence[float | None]) -> Record:
     if len(numbers) > 1:
         interval = mean_interval(mean, statistics.stdev(numbers), len(numbers))
     return {"mean": mean, "mean_interval": interval, "clients": len(numbers)}
+
+
+def _mean_of_sum(figure: FigureSum) -> Record:
+    """Return what :func:`_mean_over` returns, of clients of which only a sum is known."""
+    if not figure.clients:
+        return {"mean": None, "mean_interval": None, "clients": 0}
+
+    interval = mean_interval(figure.mean, figure.deviation, figure.clients)
+    return {"mean": figure.mean, "mean_interval": interval, "clients": figure.clients}
 
 
 def _num_examples(scores: Scores) -> int:
@@ -520,6 +545,8 @@ def event_sentences(report: RoundReport, roster: Roster) -> list[str]:
     for event in report.events:
         if event["kind"] == "repeated":
             sentences.append(f"round {report.round}: {event['reason']}")
+        if event["kind"] == "no sum":
+            sentences.append(f"round {report.round}: no sum of scores ({event['reason']})")
 
     return sentences
 

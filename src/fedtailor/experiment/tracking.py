@@ -305,7 +305,8 @@ def _scores(prefix: str, metrics: Mapping[str, Any]) -> Values:
 
         if name == "accuracy":
             for figure in ("mean", "worst10", "pooled"):
-                values[f"{prefix}/accuracy_{figure}"] = figures[figure]
+                if figure in figures:
+                    values[f"{prefix}/accuracy_{figure}"] = figures[figure]
         else:
             values[f"{prefix}/{name}"] = figures["mean"]
 

@@ -7,7 +7,6 @@ value can tell about examples.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,10 +19,8 @@ from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.engine import holds_examples
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
-from fedtailor.core.federation import Federation, Split
 from fedtailor.core.message import BYTES_PER_SCALAR, download_bytes
 from fedtailor.core.reading import content_of
-from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import score
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification, read_input_specification
@@ -43,7 +40,6 @@ from fedtailor.experiment.demo import SETTINGS
 from fedtailor.experiment.reader import PROVENANCE_FILE, RunRecords, read_run
 from fedtailor.models import build_model
 from fedtailor.privacy import claims
-from fedtailor.simulation.report import RoundReport
 
 SENT = ("value", "when", "what it is", "shape", "bytes", "the server uses")
 RECEIVED = ("value", "what it is", "shape", "bytes")
@@ -76,7 +72,10 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
     A round on a few examples shows what the declaration does not say: the names of the numbers that
     the method reports, and whether its models hold examples.
     """
-    trial = _trial_round(parts.algorithm, parts.federation)
+    # Nobody else needs an engine for it.
+    from fedtailor.simulation.trial import trial_round
+
+    trial = trial_round(parts.algorithm, parts.federation)
     task = parts.algorithm.bind(parts.federation.common_task)
     unknown = ["not known: the method fails on a few examples"]
     reported = _reported(unknown, unknown)
@@ -117,7 +116,7 @@ def _record(
     messages = algorithm.messages(task)
     uploads = sent_by_method(algorithm, task)
     before = _sent_before(inputs, config.data)
-    sent = [*before, *uploads, *_sent_at_evaluations(task, reported)]
+    sent = [*before, *uploads, *_sent_at_evaluations(config, task, reported)]
 
     # What every site of a cohort gets, whatever it holds.
     received = []
@@ -257,8 +256,12 @@ def _sent_before(inputs: InputSpecification, options: DataOptions) -> list[Leavi
     return values
 
 
-def _sent_at_evaluations(task: Task, reported: Mapping[str, str]) -> list[LeavingValue]:
+def _sent_at_evaluations(
+    config: Config, task: Task, reported: Mapping[str, str]
+) -> list[LeavingValue]:
     """Return scores and other statistics of the data, which training does not need."""
+    # Under masks, unless a site shows its own.
+    uses = "sum" if config.privacy.secure_sums else "each"
     no_logits = torch.zeros(0, task.num_classes)
     no_labels = torch.zeros(0, dtype=torch.int64)
     scores = score(no_logits, no_labels, torch.zeros(0), task.num_classes)
@@ -268,11 +271,11 @@ def _sent_at_evaluations(task: Task, reported: Mapping[str, str]) -> list[Leavin
         numbers = sum(getattr(scores, name).numel() for name in names)
         name = f"scores: {', '.join(names)}"
         shape = shape_in_words((numbers,))
-        values.append(LeavingValue(name, "evaluation", content, shape, 8 * numbers, "each"))
+        values.append(LeavingValue(name, "evaluation", content, shape, 8 * numbers, uses))
 
     # What the method reports of its training and of its personal models.
     for kind, content in reported.items():
-        values.append(LeavingValue(kind, "evaluation", content, "1 number each", None, "each"))
+        values.append(LeavingValue(kind, "evaluation", content, "1 number each", None, uses))
 
     error = "message of an error, if site.share names errors"
     text = LeavingValue("error", "failure", error, "500 characters", 500, "each")
@@ -283,32 +286,6 @@ def _reported(metrics: Iterable[str], diagnostics: Iterable[str]) -> dict[str, s
     """Return the names of the numbers that a method reports, in words."""
     names = {"training_metrics": metrics, "diagnostics": diagnostics}
     return {kind: ", ".join(sorted(set(names[kind]))) or "none" for kind in names}
-
-
-def _trial_round(algorithm: AnyAlgorithm, federation: Federation) -> RoundReport | None:
-    """Train one round on a few examples of two clients; None if the method fails on them."""
-    from fedtailor.simulation.engines.reference import Reference
-    from fedtailor.simulation.rounds import simulate
-
-    # Two clients with a few examples each: enough to see what a method reports.
-    clients = [client for client in federation.known if len(federation.splits[client].train)][:2]
-    splits = [federation.splits[client] for client in clients]
-    small = dataclasses.replace(
-        federation,
-        splits=[Split(split.train[:8], split.val[:4], split.test[:4]) for split in splits],
-        num_new=0,
-        client_names=(),
-        conditions=(),
-        client_tasks=(),
-        complete=federation.complete[:0],
-    )
-
-    try:
-        (report,) = simulate(algorithm, small, Reference(), Schedule(rounds=1), seed=0)
-    except Exception:  # a user's method, or one that needs more examples
-        return None
-
-    return report
 
 
 def to_markdown(record: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from fedtailor.core.devices import HOST, to_device, to_host
 from fedtailor.core.engine import Engine, Failure, GatheringEngine, Job
 from fedtailor.core.federation import ClientInfo, Federation, Split
 from fedtailor.core.reduction import Reduction
-from fedtailor.core.scores import SCORE_BINS, Scores, across, add, packed
+from fedtailor.core.scores import SCORE_BINS, ReportSums, Scores, across, add, packed
 from fedtailor.core.task import ExampleBound, Task
 from fedtailor.core.upload_checks import Problem
 from fedtailor.simulation.engines import refuse_engine
@@ -71,6 +71,8 @@ class TrainReply(NamedTuple):
     """Why the client's round must not be used, as far as the client sees it."""
     num_bytes: int | None = None
     """Of an upload that was checked before the server received it; None: the server checks it."""
+    sums: ReportSums | None = None
+    """What is known of scores and metrics of a cohort as a sum, with the reply of one client."""
 
 
 class PersonalizeReply(NamedTuple):
@@ -82,6 +84,8 @@ class PersonalizeReply(NamedTuple):
     problem: str = ""
     """Why the client did not keep its model, or something of it is not recorded; empty: nothing is
     wrong with it."""
+    sums: ReportSums | None = None
+    """What is known of several clients as a sum, with the reply of one of them."""
 
 
 class Clients(Protocol):
@@ -140,8 +144,11 @@ class Clients(Protocol):
 
     def score(
         self, request: ScoreRequest, model: Any, clients: Sequence[int], round: int
-    ) -> Iterator[tuple[int, Scores | Failure]]:
-        """Score one model on the test examples of some clients."""
+    ) -> Iterator[tuple[int, Scores | ReportSums | Failure]]:
+        """Score one model on the test examples of some clients.
+
+        Where only a sum over clients is known, it comes in addition, under one of them.
+        """
 
     def score_complete(
         self, request: ScoreRequest, model: Any, round: int

@@ -11,7 +11,7 @@ from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Roster
 from fedtailor.core.metrics import per_client
-from fedtailor.core.scores import Scores
+from fedtailor.core.scores import ReportSums, Scores
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
 from fedtailor.simulation.quarantine import refuse_total_failure
@@ -24,8 +24,9 @@ from fedtailor.simulation.report import (
     Stage,
     add_event,
     add_failure,
+    add_sum_problem,
+    all_steps,
     record,
-    whole_sum,
 )
 
 R = TypeVar("R")
@@ -49,19 +50,32 @@ class Evaluator:
         if roster.num_new:
             self.groups["new"] = roster.new
 
-    def score_global(self, report: RoundReport, model: Any, *, rank: bool) -> None:
+    def score_global(self, report: RoundReport, model: Any, *, rank: bool, final: bool) -> None:
         """Score a global model on every client's test examples, and on the complete test part.
 
         Args:
             report: of the round; evaluations and events are added.
             model: the global model.
             rank: whether the scores hold what AUROC needs.
+            final: whether it is the model that the run gives.
         """
-        request = ScoreRequest(rank=rank)
+        request = ScoreRequest(rank=rank, final=final)
         for group in self.groups:
             ask = partial(self.clients.score, request, model, round=report.round)
-            scores = dict(self._answers(report, "evaluate", group, ask))
-            report.evaluations.append(Evaluation("global", "none", group, scores))
+            scores: dict[int, Scores] = {}
+            sums = ReportSums()
+            answers: Iterator[tuple[int, Scores | ReportSums]] = self._answers(
+                report, "evaluate", group, ask
+            )
+            for client, reply in answers:
+                if isinstance(reply, ReportSums):
+                    sums = reply
+                else:
+                    scores[client] = reply
+
+            add_sum_problem(report, "evaluate", sums)
+            summed = sums.scores.get("clients")
+            report.evaluations.append(Evaluation("global", "none", group, scores, sums=summed))
 
         self._score_complete(report, request, model)
 
@@ -102,8 +116,10 @@ class Evaluator:
         if self.roster.validates:
             test_sets["validation"] = {}
 
+        sums = ReportSums()
         ask = partial(self.clients.personalize, request, shared, round=report.round)
         for client, reply in self._answers(report, "personalize", group, ask):
+            sums = reply.sums or sums
             record(diagnostics, client, reply.diagnostics)
             if reply.problem:
                 add_event(report, "failed", client, f"personalize: {reply.problem}")
@@ -114,8 +130,9 @@ class Evaluator:
                     scores[client] = reply.scores[test_set]
 
         # Only the models that are kept are part of the run's work.
+        add_sum_problem(report, "personalize", sums)
         if keep:
-            report.steps += whole_sum(diagnostics.get("steps", {}))
+            report.steps += all_steps(diagnostics, sums.numbers)
 
         for test_set, scores in test_sets.items():
             evaluation = Evaluation(
@@ -125,6 +142,7 @@ class Evaluator:
                 scores=scores,
                 test_set=test_set,
                 diagnostics=diagnostics,
+                sums=sums.scores.get(test_set),
             )
             report.evaluations.append(evaluation)
 
@@ -162,9 +180,16 @@ def validation_accuracy(report: RoundReport) -> float | None:
     """
     accuracies = []
     for evaluation in report.evaluations:
-        if evaluation.test_set == "validation" and evaluation.group == "known":
-            for figures in map(per_client, evaluation.scores.values()):
-                if figures:
-                    accuracies.append(figures["accuracy"])
+        if evaluation.test_set != "validation" or evaluation.group != "known":
+            continue
+
+        summed = evaluation.only_sums
+        if summed is not None:
+            accuracy = summed.figures["accuracy"]
+            return accuracy.mean if accuracy.clients else None
+
+        for figures in map(per_client, evaluation.scores.values()):
+            if figures:
+                accuracies.append(figures["accuracy"])
 
     return math.fsum(accuracies) / len(accuracies) if accuracies else None

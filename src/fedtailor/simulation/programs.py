@@ -67,6 +67,8 @@ class ScoreRequest:
     name: ClassVar[str] = "score"
     rank: bool = False
     """Whether the scores hold what AUROC needs."""
+    final: bool = False
+    """Whether the model is the one that the run gives."""
     parts: ClassVar[frozenset[str]] = frozenset({"test"})
 
 

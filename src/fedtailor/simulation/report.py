@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtailor.core.devices import to_device, to_host
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import describe_error, one_line
-from fedtailor.core.scores import Scores
+from fedtailor.core.scores import NumberSum, ReportSums, Scores, ScoreSums
 from fedtailor.core.upload_checks import Problem
 
 R = TypeVar("R")
@@ -40,6 +40,15 @@ class Evaluation:
     part."""
     diagnostics: dict[str, dict[int, float]] = field(default_factory=dict)
     """Number by name and client."""
+    sums: ScoreSums | None = None
+    """The scores of clients of which only the sum is known; None: there are none."""
+
+    @property
+    def only_sums(self) -> ScoreSums | None:
+        """The sum over clients, if their own scores are not all known."""
+        if self.sums is None or self.sums.clients <= self.scores.keys():
+            return None
+        return self.sums
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,8 @@ class RoundReport:
     evaluations: list[Evaluation] = field(default_factory=list)
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
     """The algorithm's training metrics, by name and client."""
+    metric_sums: Mapping[str, NumberSum] = field(default_factory=dict)
+    """Those of which only a sum over clients is known, by name."""
     events: list[dict[str, Any]] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
@@ -128,9 +139,9 @@ class RoundReport:
     again. Its state is the one that belongs to these models."""
 
 
-EventKind = Literal["absent", "failed", "quarantine", "skipped", "repeated"]
+EventKind = Literal["absent", "failed", "quarantine", "skipped", "repeated", "no sum"]
 """A client gave no answer, its program raised, its upload was left out, or it has no examples; or a
-round is attempted again."""
+round is attempted again, or there is no sum of scores."""
 
 Stage = Literal["local_update", "evaluate", "personalize", "evaluate on the complete test part"]
 """What a client was asked to do."""
@@ -187,6 +198,12 @@ def add_failure(report: RoundReport, client: int, stage: Stage, failure: Failure
         add_event(report, "failed", client, reason)
 
 
+def add_sum_problem(report: RoundReport, stage: Stage, sums: ReportSums) -> None:
+    """Note that there is no sum of scores, if there is none."""
+    if sums.problem:
+        add_event(report, "no sum", None, f"{stage}: {sums.problem}", stage=stage)
+
+
 def describe(failure: Failure) -> str:
     """Return what a client's program raised, or why there is no output, in one line."""
     text = describe_error(failure.reason)
@@ -203,9 +220,11 @@ def record(
         table.setdefault(name, {})[client] = float(value)
 
 
-def whole_sum(numbers: Mapping[int, float]) -> int:
-    """Return the sum of whole numbers kept as floats."""
-    return round(sum(numbers.values()))
+def all_steps(table: Mapping[str, Mapping[int, float]], sums: Mapping[str, NumberSum] = {}) -> int:
+    """Return the gradient steps of all clients, from a table by name, or from sums over clients."""
+    if "steps" in sums:
+        return round(sums["steps"].total)
+    return round(sum(table.get("steps", {}).values()))
 
 
 class Absences:

@@ -17,7 +17,7 @@ from fedtailor.core.federation import Cohort, Roster
 from fedtailor.core.message import Field, Mean, Received, Reduced, download_bytes, sent_values
 from fedtailor.core.reduction import FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
-from fedtailor.core.scores import Scores
+from fedtailor.core.scores import ReportSums, Scores
 from fedtailor.core.upload_checks import problem_with
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, TrainReply
@@ -34,8 +34,8 @@ from fedtailor.simulation.report import (
     add_failure,
     add_problem,
     add_repetition,
+    all_steps,
     record,
-    whole_sum,
 )
 
 if TYPE_CHECKING:
@@ -464,17 +464,22 @@ class RunServer:
     def end_training(self, report: RoundReport, attempt: RoundAttempt) -> None:
         """Enter what can be used into the report, and sum it up."""
         scores = {}
+        sums = ReportSums()
         for client, reply in attempt.replies.items():
+            sums = reply.sums or sums
             report.trained.append(client)
             record(report.metrics, client, attempt.metrics[client])
             if isinstance(reply.scores, Scores):
                 scores[client] = reply.scores
 
-        if scores:
+        summed = sums.scores.get("clients")
+        if scores or summed is not None:
             adaptation = "local training of the round"
-            report.evaluations.append(Evaluation("local", adaptation, "known", scores))
+            evaluation = Evaluation("local", adaptation, "known", scores, sums=summed)
+            report.evaluations.append(evaluation)
 
-        report.steps = whole_sum(report.metrics.get("steps", {}))
+        report.metric_sums = sums.numbers
+        report.steps = all_steps(report.metrics, sums.numbers)
         self.state = replace(
             self.state,
             client_rounds=self.state.client_rounds + len(report.trained),
@@ -533,17 +538,18 @@ class RunServer:
 
         # Ranks, for AUROC, take some percent of an evaluation's time.
         if schedule.evaluation_is_due(report.round, schedule.evaluate_every):
-            self._evaluate_global(report, rank=is_last)
+            final = is_last and not schedule.watches_validation
+            self._evaluate_global(report, rank=is_last, final=final)
 
         # If validation examples decide, the final models are made when the decision is known.
         if schedule.evaluation_is_due(report.round, schedule.personalized_every):
             keep = is_last and not schedule.watches_validation
             self._evaluate_personalized(report, keep=keep, rank=is_last)
 
-    def _evaluate_global(self, report: RoundReport, *, rank: bool) -> None:
+    def _evaluate_global(self, report: RoundReport, *, rank: bool, final: bool) -> None:
         model = self.algorithm.global_model(self.task, self.state.server)
         if model is not None:
-            self.evaluator.score_global(report, model, rank=rank)
+            self.evaluator.score_global(report, model, rank=rank, final=final)
 
     def _evaluate_personalized(self, report: RoundReport, *, keep: bool, rank: bool) -> None:
         """Make and test the personal models of the known clients and of the new ones."""
@@ -605,7 +611,7 @@ class RunServer:
 
         # The evaluations before were of other models, and without ranks.
         final = RoundReport(round, [], self.state, is_last=True)
-        self._evaluate_global(final, rank=True)
+        self._evaluate_global(final, rank=True, final=True)
         self._evaluate_personalized(final, keep=True, rank=True)
 
         report.final = final

@@ -306,7 +306,8 @@ def _accuracies(evaluation: Mapping[str, Any]) -> str:
     if evaluation["group"] == "new":
         name += " of new clients"
 
-    worst = percent(accuracy["worst10"])
     # A mean over fewer clients than usual must not look like one over all.
     clients = f"{evaluation['metrics']['clients']['evaluated']:.0f} clients"
-    return f"{name} {percent(accuracy['mean'])} % ({clients}, worst tenth {worst} %)"
+    if "worst10" in accuracy:
+        clients += f", worst tenth {percent(accuracy['worst10'])} %"
+    return f"{name} {percent(accuracy['mean'])} % ({clients})"

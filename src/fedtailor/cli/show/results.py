@@ -109,6 +109,9 @@ def _explanation(result: Mapping[str, Any]) -> str:
         always = "always the most frequent class of the client's training examples"
         sentences.append(f"majority class: {always}.")
 
+    missing = sorted({point["missing"] for point in points if "missing" in point})
+    sentences += [f"Missing: {reason}." for reason in missing]
+
     balanced = "balanced accuracy, in which every class counts the same"
     error = "expected calibration error in %, the gap between confidence and accuracy"
     sentences.append(f"balanced: {balanced}. ECE: {error}.")
@@ -236,7 +239,10 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     errors = accuracy.get("sem", {})
     cells = []
     for figure in ("mean", "worst10", "smallest10", "pooled"):
-        cells.append(percent_with_error(accuracy[figure], errors.get(figure)))
+        cell = "-"
+        if figure in accuracy:
+            cell = percent_with_error(accuracy[figure], errors.get(figure))
+        cells.append(cell)
 
     if _has_few_examples(metrics):
         cells[-1] += f" [{_interval(metrics['pooled_interval'])}]"

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.progress import make_progress
+from fedtailor.data.own.names import counted
 from fedtailor.experiment.worth_it import sentence
 
 _LATE = 20.0
@@ -144,12 +145,22 @@ def show_finished(folder: Path, result: Mapping[str, Any]) -> None:
         columns = ["site", "", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
         table(f"{result['algorithm']}, {result['rounds']} rounds", columns, rows, left=2)
 
+    show_means(result)
     shared = result.get("shared_verdicts")
     if shared:
         _show_verdicts(shared, len(result["sites"] or shared["sites"]))
 
     say(f"The run is in {shlex.quote(str(result['run']))}. Every site keeps its own model.")
     say(f"Another run: fedtailor serve {shlex.quote(str(folder))} --new")
+
+
+def show_means(result: Mapping[str, Any]) -> None:
+    """Print the mean accuracies over sites of which only a sum is known."""
+    for point, metrics in result["metrics"].items():
+        if "missing" in metrics and "accuracy" in metrics:
+            sites = counted(round(metrics["clients"]["evaluated"]), "site")
+            accuracy = percent(metrics["accuracy"]["mean"])
+            say(f"{point}: accuracy {accuracy} %, the mean over {sites}, of which a sum is known")
 
 
 def _show_verdicts(shared: Mapping[str, Any], count: int) -> None:

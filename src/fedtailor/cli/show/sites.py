@@ -13,10 +13,11 @@ import typer
 
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.results import show_verdicts
+from fedtailor.cli.show.serve import show_means
 from fedtailor.core.atomic import to_json
 from fedtailor.deployment.init import CERTIFICATE, NewSite
 from fedtailor.deployment.keys import PublicKey
-from fedtailor.deployment.options import FEDERATION_FILE
+from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE
 from fedtailor.deployment.roster import SiteRoster, spell
 
 if TYPE_CHECKING:
@@ -94,9 +95,12 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
         examples = [str(site["num_train"]), str(site["num_test"])]
         rows.append([name, *examples, percent(site["accuracy"])])
 
+    # With secure sums, the server knows no score of a single site.
+    show_means(result)
     columns = ["site", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
     unit = "exchanges" if result["exchanges"] else "rounds"
-    table(f"Three sites, {result['algorithm']}, {result['rounds']} {unit}", columns, rows)
+    if rows:
+        table(f"Three sites, {result['algorithm']}, {result['rounds']} {unit}", columns, rows)
     if "times" in result:
         _show_times(result["times"])
     if result["same_as_simulation"]:
@@ -104,7 +108,7 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
     else:
         say("A simulation with the same data gives other models.", style="bold red")
 
-    first = next(iter(result["sites"]))
+    first = min(path.parent.name for path in folder.glob(f"*/{SITE_FILE}"))
     model = folder / first / "model"
     say(f"Every site keeps its own model: {shlex.quote(str(model))} is that of {first}.")
     say(f"What has left {first}: fedtailor site leaves {shlex.quote(str(folder / first))}")
