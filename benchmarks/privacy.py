@@ -3,7 +3,7 @@
     python -m benchmarks.privacy example [--seeds 0,1,2]
     python -m benchmarks.privacy statistics [--seeds 0,1,2]
     python -m benchmarks.privacy client [--seeds 0,1,2] [--data-dir FOLDER]
-    python -m benchmarks.privacy client --table          # only print what there is
+    python -m benchmarks.privacy client --table          # only print what there is; also example
     python -m benchmarks.privacy client --figure FILE    # only draw it: .html, .pdf, .svg, .png
 
 ``example``: 10 sites with 143 or 144 training examples of digits each (iid), an MLP with 32 hidden
@@ -275,7 +275,8 @@ def example_cells(seeds: Sequence[int]) -> Iterator[ExampleCell]:
     """Yield all trainings, seed by seed: a stopped program leaves whole tables."""
     for seed in seeds:
         for epsilon in EPSILONS:
-            for shares in (SITES, 4):
+            # Without noise, it does not matter how it is shared.
+            for shares in (SITES, 4) if epsilon else (SITES,):
                 yield ExampleCell("server", epsilon, 4.0, shares, seed)
             for rate in (2.0, 1.0):
                 yield ExampleCell("sites", epsilon, rate, 1, seed)
@@ -381,6 +382,24 @@ def print_table() -> None:
                 print(f"| {dataset} | {clients} | {models} | {' | '.join(figures)} |")
 
 
+def print_table_of_examples() -> None:
+    """Print a row of Markdown for every place of the noise: mean and deviation over seeds."""
+    accuracies: dict[tuple[str, int, float, float], list[float]] = {}
+    for record in read_records().values():
+        if record["name"].startswith("example"):
+            cell = (record["where"], record["shares"], record["rate"], record["epsilon"])
+            accuracies.setdefault(cell, []).append(100 * record["accuracy"])
+
+    for where, shares, rate in sorted({cell[:3] for cell in accuracies}):
+        figures = []
+        for epsilon in EPSILONS:
+            seeds = accuracies.get((where, shares, rate, epsilon), [])
+            deviation = statistics.stdev(seeds) if len(seeds) > 1 else 0.0
+            mean = statistics.fmean(seeds) if seeds else 0.0
+            figures.append(f"{mean:.1f} ± {deviation:.1f} ({len(seeds)})")
+        print(f"| {where}, {shares} shares, rate {rate:g} | {' | '.join(figures)} |")
+
+
 def figure() -> Figure:
     """Return the figure of accuracy against epsilon: a panel for each data set."""
     from fedtailor.report.parts import Figure, Panel, ReportTable
@@ -455,11 +474,11 @@ def main() -> None:
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--data-dir", default="", help="folder of the data sets")
-    parser.add_argument("--table", action="store_true", help="only print what there is of clients")
+    parser.add_argument("--table", action="store_true", help="only print what there is")
     parser.add_argument("--figure", type=Path, help="only draw what there is of clients")
     options = parser.parse_args()
     if options.table:
-        print_table()
+        {"client": print_table, "example": print_table_of_examples}[options.part]()
         return
 
     if options.figure:

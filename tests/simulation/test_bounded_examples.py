@@ -230,9 +230,9 @@ ONE_STEP = {"steps": 1, "batch_size": 0}
 @pytest.mark.parametrize(
     ("name", "training", "privacy", "message"),
     [
-        ("fedavg", ONE_STEP, {"secure_sums": False}, "hides single uploads"),
-        ("fedavg", {}, {}, "more than one step a round, or with batches"),
-        ("fedavg", {"steps": 1}, {}, "more than one step a round, or with batches"),
+        ("fedavg", ONE_STEP, {"secure_sums": False}, "the sum over clients one noise"),
+        ("fedavg", {}, {}, "the sum over clients one noise"),
+        ("fedavg", {"steps": 1}, {}, "the sum over clients one noise"),
         ("fedavg", {**ONE_STEP, "optimizer": "adam"}, {}, r"training\.optimizer = 'sgd'"),
         ("fedavg", {**ONE_STEP, "clip_norm": 1.0}, {}, "clip_norm = 0"),
         ("scaffold", ONE_STEP, {}, "'sites' for Scaffold"),  # equal weights

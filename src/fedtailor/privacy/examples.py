@@ -139,7 +139,7 @@ def epsilon_of_steps(delta: float, steps: Steps) -> float:
 
     Example:
         >>> round(epsilon_of_steps(1e-5, Counter({(2.0, 0.1): 100})), 2)
-        2.36
+        2.34
     """
     releases = [Release(noise, rate, times) for (noise, rate), times in sorted(steps.items())]
     return _epsilon(delta, *releases)

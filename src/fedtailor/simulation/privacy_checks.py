@@ -90,14 +90,10 @@ def _check_shares(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOptio
     """Check that the noises of clients make one noise on their sum."""
     training = algorithm.training
     key = "privacy.noise_from"
-    allowed = "'sites' unless privacy.secure_sums hides single uploads"
-    if not privacy.secure_sums:
-        raise wrong_value(key, allowed, "server")
-
-    if training.steps != 1 or training.batch_size != 0:
-        allowed = "'sites' with more than one step a round, or with batches"
-        hint = "The sum has one noise with training.steps = 1 and training.batch_size = 0."
-        raise wrong_value(key, allowed, "server", hint)
+    if not privacy.secure_sums or training.steps != 1 or training.batch_size != 0:
+        needed = "privacy.secure_sums = true, training.steps = 1 and training.batch_size = 0"
+        hint = "Only then has the sum over clients one noise."
+        raise wrong_value(key, f"'sites' unless {needed}", "server", hint)
 
     if training.optimizer != "sgd" or training.clip_norm > 0:
         allowed = "'sites' unless training.optimizer = 'sgd' and clip_norm = 0"
