@@ -19,7 +19,7 @@ from fedtailor.deployment.federation_folder import FederationFolder, write_atten
 from fedtailor.deployment.options import FEDERATION_FILE, load_federation, load_site
 from fedtailor.deployment.site_check import check_site
 from fedtailor.deployment.trust import pinned_roster
-from sites import NAMES, World, divide_digits, write_arrays
+from sites import NAMES, VALUES, World, divide_digits, write_arrays
 
 CONFIG = 3
 DATA = 4
@@ -219,11 +219,44 @@ def test_a_site_watches_its_inputs(world, tmp_path, monkeypatch, capsys):
     assert record["client"] == "clinic" and record["inputs"] == len(x)
     assert json_of("site watch sites/clinic changed.npz", capsys)["alarm"]
 
+    assert "Gaussians" in failed("site adapt sites/clinic recent.npz", CONFIG, capsys)
+
     # The data of the site are not needed: what the model said of them lies beside it.
     shutil.rmtree("sites/clinic/data")
     assert json_of("site watch sites/clinic recent.npz", capsys) == record
     Path("sites/clinic/model").unlink()
     assert "no model yet" in failed("site watch sites/clinic recent.npz", DATA, capsys)
+
+
+def test_a_site_adapts_its_model_and_takes_it_back(tmp_path, monkeypatch, capsys):
+    parts = divide_digits(rows=120)
+    world = World(tmp_path / "world", values={**VALUES, "algorithm": {"name": "pfedfda"}})
+    world.path.mkdir()
+    world.write(lambda folder, name: write_arrays(folder, *parts[name])).serve()
+    monkeypatch.chdir(world.path)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    # Of the site's classes, one alone.
+    x, y = parts["clinic"]
+    np.savez("recent.npz", x=x[y == y[0]])
+    version = Path("sites/clinic/models/0001")
+    before = {path.name: path.read_bytes() for path in version.rglob("*") if path.is_file()}
+    record = json_of("site adapt sites/clinic recent.npz", capsys)
+    assert record["version"] == 2 and record["adapted"]["to"] == "class mix"
+    assert record["adapted"]["class_mix"][str(y[0])]["now"] > 0.5
+    listed = json_of("site models sites/clinic", capsys)["versions"]
+    assert [one["in_use"] for one in listed] == [False, True] and listed[1]["accuracy"] is None
+    assert not json_of("site watch sites/clinic recent.npz", capsys)["alarm"]
+
+    # The version before has its old bits.
+    assert json_of("site restore sites/clinic", capsys)["version"] == 1
+    after = {path.name: path.read_bytes() for path in version.rglob("*") if path.is_file()}
+    assert after == before
+
+    # The same inputs again, from the version before.
+    assert main(["site", "adapt", "sites/clinic", "recent.npz"]) == 0
+    assert "fedtailor site restore" in capsys.readouterr().err
+    assert "nothing says" in failed("site adapt sites/clinic recent.npz", DATA, capsys)
 
 
 def test_check_says_what_is_missing(world, capsys):

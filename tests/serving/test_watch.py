@@ -60,7 +60,8 @@ def test_the_share_of_unusual_inputs_rings_at_most_at_the_stated_rate(num_held_o
     draws = 20_000
     generator = torch.Generator().manual_seed(num_recent)
     scores = torch.rand(draws, num_held_out + num_recent, generator=generator, dtype=torch.float64)
-    held_out, recent = scores[:, :num_held_out], scores[:, num_held_out:]
+    held_out = scores[:, :num_held_out]
+    recent = scores[:, num_held_out:]
     usual = held_out.sort(1).values[:, threshold_rank(num_held_out) - 1]
     shares = (recent > usual[:, None]).double().mean(1)
 

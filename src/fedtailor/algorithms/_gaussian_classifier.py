@@ -245,3 +245,13 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
             z, personal.means, personal.covariance, personal.prior, self.solver_shrinkage
         )
         return nats.to(z.dtype)
+
+    def with_gaussians(self, personal: P, means: Tensor, prior: Tensor) -> P:
+        """Return a personal model with other class means (classes, d) and another class prior."""
+        old: Any = personal
+        temperature = old.temperature if isinstance(old.temperature, Tensor) else self.temperature
+        assert temperature != "cross_validated"
+        means = means.to(old.means.dtype)
+        head = classifier(means, old.covariance, prior, self.solver_shrinkage, temperature)
+        new: P = old._replace(head=head, means=means, prior=prior.to(means.dtype))
+        return new

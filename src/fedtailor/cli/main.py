@@ -53,6 +53,11 @@ class _Commands(LazyGroup):
             "watch:watch",
             "Compare recent inputs, without labels, with a client's held-out examples: alarms.",
         ),
+        "adapt": LazyCommand(
+            "adapt:adapt",
+            "Adapt the model of a client to recent inputs in closed form, as a run folder of its "
+            "own.",
+        ),
         "export": LazyCommand("export:export", "Write personal models for other programs."),
         "onboard": LazyCommand(
             "onboard:onboard",

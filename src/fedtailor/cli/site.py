@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedtailor.cli.adapt import LabelColumn, Labels
 from fedtailor.cli.options import Debug, Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_json, print_result
@@ -298,3 +299,31 @@ def watch(folder: SiteFolder, paths: RecentPaths, json: Json = False, debug: Deb
     # The folder of a version holds one client.
     record = load(model_in_use(folder)).watch(0, paths)
     print_result(record, json, show_watched)
+
+
+@site_app.command("adapt", cls=Command)
+def adapt(
+    folder: SiteFolder,
+    paths: RecentPaths,
+    labels: Labels = False,
+    label_column: LabelColumn = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Adapt the model of the site to recent inputs in closed form, as a new version.
+
+    Without labels, only the class prior changes. 'fedtailor site restore' takes it back.
+    """
+    from fedtailor.cli.show.watch import show_adapted
+    from fedtailor.deployment.options import load_site
+    from fedtailor.deployment.site_models import add_version, model_in_use
+    from fedtailor.experiment.reader import read_run
+    from fedtailor.serving.adapt import adapt_client, write_adapted
+
+    load_site(folder)
+    records = read_run(model_in_use(folder))
+    adapted = adapt_client(records, 0, paths, labels=labels, label_column=label_column)
+    version = add_version(folder, lambda path: write_adapted(path, records, adapted))
+
+    record = {"version": version.number, "run": str(version.path), "adapted": adapted.facts}
+    print_result(record, json, show_adapted)

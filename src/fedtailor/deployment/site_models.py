@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,9 +124,6 @@ def write_version(
         if _made_in(version.path) == (plan.run, model.round):
             number = version.number
 
-    # The folder appears whole, under its name.
-    made = folder / _FOLDER / f"{number:04d}"
-    unfinished = folder / _FOLDER / f".{made.name}.tmp"
     origin = {
         "run": plan.run,
         "plan_sha256": plan.digest,
@@ -133,10 +131,35 @@ def write_version(
         "data_sha256": data_digest,
     }
     result = {"site": model.name, "round": model.round}
+
+    def write(path: Path) -> None:
+        write_model_folder(path, model, provenance={"site": origin}, result=result)
+
+    return _put(folder, number, write)
+
+
+def add_version(folder: Path, write: Callable[[Path], object]) -> ModelVersion:
+    """Add a version of the model that does not come from a run, and put it in use.
+
+    Args:
+        folder: of the site.
+        write: writes the folder of a run with one client.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    existing = versions(folder)
+    return _put(folder, existing[-1].number + 1 if existing else 1, write)
+
+
+def _put(folder: Path, number: int, write: Callable[[Path], object]) -> ModelVersion:
+    """Write a version and put it in use; the folder appears whole, under its name."""
+    made = folder / _FOLDER / f"{number:04d}"
+    unfinished = folder / _FOLDER / f".{made.name}.tmp"
     with writing(made):
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.parent.mkdir(mode=0o700, exist_ok=True)
-        write_model_folder(unfinished, model, provenance={"site": origin}, result=result)
+        write(unfinished)
 
         # Only where the same round made the model before.
         if made.exists():

@@ -255,6 +255,45 @@ class Run:
 
         return watch_client(self.records.of_seed(seed), client, paths)
 
+    def adapt(
+        self,
+        client: str | int,
+        paths: Sequence[str],
+        out: str | Path,
+        *,
+        labels: bool = False,
+        label_column: str = "",
+        seed: int | None = None,
+    ) -> Run:
+        """Adapt the model of a client to recent inputs, and write it as a run folder of its own.
+
+        Without labels, the class prior alone changes; with labels, also the class means; both in
+        closed form. Nothing in the folder of this run changes.
+
+        Args:
+            client: its name, or its number.
+            paths: of the recent inputs, as of :meth:`watch`; with labels, as of ``evaluate``.
+            out: the folder to write.
+            labels: whether ``paths`` have labels.
+            label_column: of tables with labels; empty: the one of the run.
+            seed: which of several seeds.
+
+        Raises:
+            ConfigError: ``out`` exists, or the method has no Gaussians of classes.
+            DataError: the inputs do not support an adaptation, or do not fit the model.
+            RunError: the folder cannot be written.
+        """
+        from fedtailor.experiment.folder import refuse_existing
+        from fedtailor.experiment.reader import refuse_inside_run
+        from fedtailor.serving.adapt import adapt_client, write_adapted
+
+        records = self.records.of_seed(seed)
+        refuse_existing(Path(out))
+        refuse_inside_run(Path(out))
+        adapted = adapt_client(records, client, paths, labels=labels, label_column=label_column)
+        write_adapted(Path(out), records, adapted)
+        return load(out)
+
     def onboard(
         self,
         data: str | Path,

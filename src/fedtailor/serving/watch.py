@@ -23,6 +23,9 @@ class Watched(NamedTuple):
     """The model of a client, and what it says of held-out examples and of recent inputs."""
 
     model: PersonalModel
+    """It takes raw inputs."""
+    base: PersonalModel
+    """The same without the encoder, if there is one."""
     held_out: Signals
     recent: Signals
     sources: Sources
@@ -64,7 +67,7 @@ def observe(records: RunRecords, client: str | int, paths: Sequence[str]) -> Wat
     else:
         held_out = signals(model, _held_out_inputs(records, model))
 
-    return Watched(raw, held_out, recent, sources)
+    return Watched(raw, model, held_out, recent, sources)
 
 
 def _held_out_inputs(records: RunRecords, model: PersonalModel) -> Iterator[np.ndarray]:
@@ -139,8 +142,8 @@ def advice(record: Mapping[str, Any]) -> str:
         return "No alarm: nothing tells recent inputs from held-out examples."
     if not rings["unusual"] and not rings["surprise"]:
         return (
-            "Alarm: the classes seem to come in other shares than before. Inputs of a kind are as "
-            "usual."
+            "Alarm: the classes seem to come in other shares than before. A model with Gaussians "
+            "of classes can follow: 'fedtailor adapt'."
         )
 
     what = "the inputs have changed" if rings["unusual"] else "the inputs are less likely"

@@ -247,16 +247,29 @@ def _distances(
     z: Float[Tensor, "n d"], means: Float[Tensor, "classes d"], matrix: Float64[Tensor, "d d"]
 ) -> tuple[Float64[Tensor, "n classes"], Float64[Tensor, "d"]]:
     """Return distances from the class means in standard deviations, and the inverse variances."""
-    inverse, vectors = _inverse(matrix)
-
-    # After whitening, distances are Euclidean.
-    whiten = vectors * inverse.clamp_min(0.0).sqrt()
+    whiten, inverse = _whitening(matrix)
     features = z.double() @ whiten
     centers = means.double() @ whiten
 
     # Products of matrices would be less exact for near points.
     mode = "donot_use_mm_for_euclid_dist"
     return torch.cdist(features, centers, compute_mode=mode), inverse
+
+
+def whitening(covariance: Float[Tensor, "d d"], shrinkage: float = 0.0) -> Float64[Tensor, "d d"]:
+    """Return the matrix W by which rows ``z @ W`` are in standard deviations of a covariance.
+
+    It is shrunk by ``shrinkage`` first. Directions without any variance become 0.
+    """
+    return _whitening(shrink(covariance, shrinkage))[0]
+
+
+def _whitening(
+    matrix: Float64[Tensor, "d d"],
+) -> tuple[Float64[Tensor, "d d"], Float64[Tensor, "d"]]:
+    """Return the matrix that makes distances Euclidean, and the inverse variances."""
+    inverse, vectors = _inverse(matrix)
+    return vectors * inverse.clamp_min(0.0).sqrt(), inverse
 
 
 class FeatureFit(NamedTuple):

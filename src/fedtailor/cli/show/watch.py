@@ -37,7 +37,8 @@ def show_watched(record: Mapping[str, Any]) -> None:
     )
     columns = ["alarm", "", "recent", "rings\nabove", "p"]
     table(title, columns, rows, left=2, conclusion=advice(record), below=below)
-    _show_class_mix(record["class_mix"])
+    condition = "Estimated from probabilities, if inputs of a class look as before."
+    _show_class_mix(record["class_mix"], below=condition)
     for note in record["notes"]:
         say(note)
     if record["unreadable"]:
@@ -45,19 +46,41 @@ def show_watched(record: Mapping[str, Any]) -> None:
         say(f"{pictures} left out, the first: {record['unreadable'][0]['reason']}")
 
 
-def _show_class_mix(class_mix: Mapping[str, Mapping[str, float]]) -> None:
+def _show_class_mix(
+    class_mix: Mapping[str, Mapping[str, float]],
+    columns: tuple[str, str] = ("held_out", "recent"),
+    below: str = "",
+) -> None:
     """Print the classes whose shares differ most, in their order."""
+    before, now = columns
     by_change = sorted(
-        class_mix, key=lambda name: -abs(class_mix[name]["recent"] - class_mix[name]["held_out"])
+        class_mix, key=lambda name: -abs(class_mix[name][now] - class_mix[name][before])
     )
     most = by_change[:_MOST_CLASSES]
     rows = []
     for name, shares in class_mix.items():
         if name in most:
-            cells = [percent(shares["held_out"]), percent(shares["recent"])]
+            cells = [percent(shares[before]), percent(shares[now])]
             rows.append([shortened(name), *cells])
 
-    below = "Estimated from probabilities, on the condition that inputs of a class look as before."
     if len(class_mix) > len(most):
         below = f"The {len(most)} of {len(class_mix)} classes that changed most. {below}"
-    table("Class mix", ["class", "held-out %", "recent %"], rows, below=below)
+    titles = [f"{name.replace('_', '-')} %" for name in columns]
+    table("Class mix", ["class", *titles], rows, below=below)
+
+
+def show_adapted(record: Mapping[str, Any]) -> None:
+    """Print what was adapted, and the class prior before and after."""
+    facts = record["adapted"]
+    inputs = counted(facts["inputs"], "recent input")
+    what = f"The class prior follows {inputs} without labels."
+    if facts["to"] == "labels":
+        loss = f"{facts['loss']['before']:.3f} to {facts['loss']['after']:.3f}"
+        what = f"Adapted to {inputs} with labels: in a cross-validation the loss fell from {loss}."
+
+    _show_class_mix(facts["class_mix"], ("before", "now"))
+    say(what)
+    if "version" in record:
+        say(f"It is version {record['version']}, in use. To take it back: fedtailor site restore")
+    else:
+        say(f"The new model is in {record['run']}; the run stays as it is.")

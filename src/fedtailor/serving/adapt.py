@@ -1,0 +1,350 @@
+"""Adapt a client's Gaussian model to recent inputs, in closed form; the old model stays.
+
+Without labels the class prior follows the class mix of the inputs. With labels the class prior and
+the class means are blended with those of the labelled examples, by cross-validation on them. What
+the data do not support is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.algorithms._gaussian_classifier import GaussianClassifier
+from fedtailor.core.codec import encode
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.data.input_specification import write_input_specification
+from fedtailor.data.split import split_digest
+from fedtailor.experiment.config import to_toml
+from fedtailor.experiment.folder import RunFolder
+from fedtailor.experiment.provenance import describe
+from fedtailor.experiment.reader import RunRecords
+from fedtailor.serving.alarms import check_inputs
+from fedtailor.serving.encoded import with_encoder
+from fedtailor.serving.load import load_method, load_personal, make_model
+from fedtailor.serving.model import PersonalModel
+from fedtailor.serving.own_model import own_model
+from fedtailor.serving.signals import Signals, signals, write_held_out
+from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
+from fedtailor.serving.sources import Sources
+from fedtailor.serving.watch import observe
+from fedtailor.statistics import gaussian
+
+FEWEST_LABELS = 10
+_FOLDS = 5
+_ENOUGH = 1.645
+"""Standard errors that labels must gain: 5 % of changes that gain nothing do."""
+_EXAMPLES_OF_MEAN = 2.0
+"""Examples that an old class mean counts as, beside those with labels."""
+
+
+class Blend(NamedTuple):
+    """How much labelled examples count."""
+
+    prior_examples: float
+    """Examples that the old class prior counts as; infinite: it stays."""
+    offset: float
+    """Share of the mean gap of features from their class means that moves all means."""
+    means: float
+    """Share of the way from an old class mean to that of its labelled examples, for many."""
+
+
+_GRID = [
+    Blend(*values) for values in product((math.inf, 30.0, 3.0), (0.0, 0.5, 1.0), (0.0, 0.5, 1.0))
+]
+
+
+class AdaptedModel(NamedTuple):
+    """A model after an adaptation."""
+
+    personal: Any
+    card: dict[str, Any]
+    held_out: Signals
+    """What the model says of the inputs that it was adapted to: what is usual from now on."""
+    facts: dict[str, Any]
+    """What was done, ready for JSON."""
+
+
+def adapt_client(
+    records: RunRecords,
+    client: str | int,
+    paths: Sequence[str],
+    *,
+    labels: bool,
+    label_column: str = "",
+) -> AdaptedModel:
+    """Adapt the model of a client; see :meth:`fedtailor.serving.run.Run.adapt`."""
+    model = load_personal(records, client)
+    _refuse_unsuitable(records, model)
+    if labels:
+        return _adapt_to_labels(records, model, paths, label_column)
+    return _adapt_to_class_mix(records, model, paths)
+
+
+def _refuse_unsuitable(records: RunRecords, model: PersonalModel) -> None:
+    """Check that a model has Gaussians, and that their class prior decides.
+
+    Raises:
+        ConfigError: it has none, or it does not.
+    """
+    own = own_model(records, model.card, model.inputs)
+    algorithm = model.module.algorithm
+    problem = ""
+    if own is not None:
+        problem = f"it predicts with its own {own.card['algorithm']} instead"
+    elif not isinstance(algorithm, GaussianClassifier):
+        problem = f"the method is {model.card['algorithm']}"
+    elif algorithm.prediction_prior == "uniform":
+        problem = 'algorithm.prediction_prior = "uniform" asks for equally likely classes'
+    elif model.operating_point:
+        problem = "it predicts by a threshold for a sensitivity, whatever the class mix is"
+    if problem:
+        allowed = "pfedfda or fedlda"
+        message = (
+            f"the model of {model.client} cannot be adapted by Gaussians of classes: {problem}."
+        )
+        raise ConfigError(message, key="algorithm", allowed=allowed, got=problem)
+
+
+def _adapt_to_class_mix(
+    records: RunRecords, model: PersonalModel, paths: Sequence[str]
+) -> AdaptedModel:
+    """Return a model whose class prior has followed the class mix of inputs without labels.
+
+    Raises:
+        DataError: the classes come in the shares of before, or the inputs are of another kind.
+    """
+    watched = observe(records, model.client, paths)
+    alarms = check_inputs(watched.held_out, watched.recent)
+    if alarms.unusual.rings:
+        share = f"{100 * alarms.unusual.value:.0f} % of the inputs are unusual"
+        message = f"{share}: their classes cannot be counted without labels. Label some of them, "
+        message += "and give these with --labels."
+        raise DataError(message, key="inputs", allowed="usual inputs", got=alarms.unusual.value)
+    if not alarms.class_mix.rings:
+        message = "nothing says that the classes come in other shares than before (p = "
+        message += f"{alarms.class_mix.p_value:.2f}), so the model stays as it is."
+        raise DataError(message, key="inputs", allowed="another class mix", got="the usual one")
+
+    # As if one more input of the usual mix had come: no class becomes impossible.
+    count = len(watched.recent.surprise)
+    mix = (count * alarms.recent_mix + alarms.held_out_mix) / (count + 1)
+
+    # Logits are divided by the temperature, and probabilities must change by the ratio.
+    ratio = (mix / alarms.held_out_mix) ** model.temperature
+    tree = model.module.tree()
+    prior = tree.prior.double() * ratio
+    facts = {
+        "to": "class mix",
+        "inputs": count,
+        "class_mix": _by_class(model, alarms.held_out_mix, mix),
+    }
+    sources = Sources(paths, watched.model.inputs)
+    personal = model.module.algorithm.with_gaussians(tree, tree.means, prior / prior.sum())
+    new = make_model(load_method(records), int(model.card["number"]), personal, model.card)
+    usual = signals(with_encoder(new), (named.stored for named in sources.batches()))
+    return AdaptedModel(personal, _card(model, facts), usual, facts)
+
+
+def _adapt_to_labels(
+    records: RunRecords, model: PersonalModel, paths: Sequence[str], label_column: str
+) -> AdaptedModel:
+    """Return a model whose class prior and means were blended with those of labelled examples.
+
+    Raises:
+        DataError: the labels are too few, or gain nothing in a cross-validation.
+    """
+    options = load_method(records).config.data
+    sites = []
+    with options_written_as(OF_COMMAND, OF_RUN):
+        for path in paths:
+            site = load_site(
+                path,
+                model.inputs,
+                label_column=label_column or options.label_column,
+                group=options.group,
+                is_scored_only=True,
+            )
+            sites.append(site)
+
+    x = np.concatenate([site.x for site in sites])
+    labels = torch.from_numpy(np.concatenate([site.y for site in sites]))
+    if len(labels) < FEWEST_LABELS:
+        message = f"an adaptation needs at least {FEWEST_LABELS} labels, got {len(labels)}."
+        raise DataError(message, key="labels", allowed=f">= {FEWEST_LABELS}", got=len(labels))
+
+    # In standard deviations, so that every setting is as quick as the first.
+    algorithm = model.module.algorithm
+    tree = model.module.tree()
+    z = torch.from_numpy(model.features(x)).double()
+    whiten = gaussian.whitening(tree.covariance, algorithm.solver_shrinkage)
+    task = _Task(
+        z @ whiten,
+        labels,
+        tree.means.double() @ whiten,
+        tree.prior.double(),
+        _weight_of_likelihood(algorithm, tree),
+        model.temperature,
+    )
+    before, after = task.losses_of_choice()
+    gains = before - after
+    error = float(gains.std()) / math.sqrt(len(gains))
+    losses = f"{float(before.mean()):.3f} before, {float(after.mean()):.3f} after"
+    if not float(gains.mean()) > _ENOUGH * error:
+        message = f"{len(labels)} labels do not show that the model gets better with them (loss in "
+        message += f"a cross-validation: {losses}), so it stays as it is."
+        raise DataError(message, key="labels", allowed="a clear gain", got=losses)
+
+    blend = task.choose(torch.arange(len(labels)))
+    means, prior = blended(z, labels, tree.means.double(), task.prior, blend)
+    facts = {
+        "to": "labels",
+        "inputs": len(labels),
+        "loss": {"before": float(before.mean()), "after": float(after.mean())},
+        "blend": blend._asdict(),
+        "class_mix": _by_class(model, task.prior / task.prior.sum(), prior / prior.sum()),
+    }
+    personal = algorithm.with_gaussians(tree, means, prior)
+    new = make_model(load_method(records), int(model.card["number"]), personal, model.card)
+    return AdaptedModel(personal, _card(model, facts), signals(new, [x]), facts)
+
+
+class _Task(NamedTuple):
+    """Labelled examples, and the Gaussians of before, all in standard deviations."""
+
+    z: Tensor
+    labels: Tensor
+    means: Tensor
+    prior: Tensor
+    weight: float
+    """Of the log-likelihood beside the log-prior."""
+    temperature: float
+
+    def losses(self, fit: Tensor, judge: Tensor, blend: Blend) -> Tensor:
+        """Return the losses on some examples after a blend with others."""
+        means, prior = blended(self.z[fit], self.labels[fit], self.means, self.prior, blend)
+        squares = (self.z[judge][:, None] - means).square().sum(2)
+        logits = (prior.log() - 0.5 * self.weight * squares) / self.temperature
+        return torch.nn.functional.cross_entropy(logits, self.labels[judge], reduction="none")
+
+    def choose(self, rows: Tensor) -> Blend:
+        """Return the setting of least loss in a cross-validation on some examples."""
+        totals = []
+        for blend in _GRID:
+            parts = [self.losses(fit, judge, blend).sum() for fit, judge in _folds(rows)]
+            totals.append(float(torch.stack(parts).sum()))
+        return _GRID[int(np.argmin(totals))]
+
+    def losses_of_choice(self) -> tuple[Tensor, Tensor]:
+        """Return the losses of the old model, and after a choice that did not see the example."""
+        before = []
+        after = []
+        for fit, judge in _folds(torch.arange(len(self.labels))):
+            before.append(self.losses(fit, judge, Blend(math.inf, 0.0, 0.0)))
+            after.append(self.losses(fit, judge, self.choose(fit)))
+        return torch.cat(before), torch.cat(after)
+
+
+def blended(
+    z: Tensor, labels: Tensor, means: Tensor, prior: Tensor, blend: Blend
+) -> tuple[Tensor, Tensor]:
+    """Return class means and class prior, blended with those of labelled features.
+
+    Args:
+        z: features (n, d).
+        labels: (n,).
+        means: of before (classes, d).
+        prior: of before (classes,).
+        blend: how much the features count.
+    """
+    counts = torch.bincount(labels, minlength=len(prior)).double()
+    new_prior = prior
+    if math.isfinite(blend.prior_examples):
+        total = counts.sum() + blend.prior_examples
+        new_prior = (counts + blend.prior_examples * prior) / total
+
+    # All classes move together, and then each to its own examples.
+    moved = means + blend.offset * (z - means[labels]).mean(0)
+    sums = torch.zeros_like(means).index_add_(0, labels, z - moved[labels])
+    share = blend.means / (counts + _EXAMPLES_OF_MEAN)
+    return moved + share[:, None] * sums, new_prior
+
+
+def _folds(rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the examples to fit and to judge by of every fold; the same ones every time."""
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(rows)))
+    fold = torch.empty_like(order)
+    fold[order] = torch.arange(len(rows)) % _FOLDS
+    return [(rows[fold != number], rows[fold == number]) for number in range(_FOLDS)]
+
+
+def _weight_of_likelihood(algorithm: Any, tree: Any) -> float:
+    """Return how much the likelihood counts in predictions, beside the class prior."""
+    chosen = tree.temperature
+    return float(chosen if isinstance(chosen, Tensor) else algorithm.temperature)
+
+
+def _by_class(model: PersonalModel, before: Tensor, now: Tensor) -> dict[str, dict[str, float]]:
+    shares = zip(model.classes_, before.tolist(), now.tolist(), strict=True)
+    return {str(name): {"before": old, "now": new} for name, old, new in shares}
+
+
+def _card(model: PersonalModel, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the card of an adapted model: the scores of before are not its own."""
+    card = {name: value for name, value in model.card.items() if name not in ("file", "sha256")}
+    history = [*card.get("adapted", []), dict(facts)]
+    origin = {"adapted": history, "adapted_from": model.card["sha256"]}
+    return {**card, "scores": {}, "intervals": {}, **origin}
+
+
+def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> dict[str, Any]:
+    """Write an adapted model as the folder of a run with one client, and return its result.
+
+    Args:
+        out: the folder, which must not exist.
+        records: of the run of the model before.
+        adapted: the model.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    method = load_method(records)
+    name = str(adapted.card["client"])
+
+    # The examples are those of before.
+    old = records.split
+    number = int(adapted.card["number"]) if len(old["clients"]) > 1 else 0
+    clients = [old["clients"][number]]
+    new_clients = int(bool(adapted.card["new"]))
+    split = {
+        "dataset": old["dataset"],
+        "split_sha256": split_digest(clients, new_clients),
+        "new_clients": new_clients,
+        "client_names": [name],
+        "conditions": [],
+        "clients": clients,
+    }
+    source = {"run": records.path.name, "model_sha256": adapted.card["adapted_from"]}
+    origin = {**describe(), "adapted": source}
+    result = {
+        "run": str(out),
+        "algorithm": method.config.algorithm.name,
+        "site": name,
+        "round": adapted.card.get("round"),
+        "adapted": adapted.facts,
+    }
+    with RunFolder.create(out, config=to_toml(method.config), provenance=origin) as folder:
+        folder.write_split(split)
+        write_input_specification(out, method.inputs)
+        write_held_out(out, adapted.held_out)
+        folder.write_models([(name, encode(adapted.personal), adapted.card)])
+        folder.finish(result)
+
+    return result
