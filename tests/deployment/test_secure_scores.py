@@ -5,6 +5,7 @@ import pytest
 from fedtailor.core.errors import DataError
 from fedtailor.deployment.wire import from_blob
 from fedtailor.experiment.reader import read_run
+from fedtailor.experiment.what_leaves import what_leaves_run
 from sites import (
     VALUES,
     Losing,
@@ -89,7 +90,14 @@ def test_the_server_has_the_means_of_a_simulation_and_no_score_of_a_site(tmp_pat
     assert run.result["sites"] == {}
     assert list(run.clients) == []
 
+    for site in run.provenance["sites"]:
+        assert (site["num_train"], site["num_val"], site["num_test"]) == (1, 1, 1)
+        assert not site["counts_known"]
+    assert {site["examples"] for site in what_leaves_run(run.path)["sites"]} == {None}
+
     for _, answer in world.transport.received:
+        if answer.head["kind"] == "begin":
+            assert set(answer.head["counts"].values()) == {1}
         if "out" in answer.blobs:
             out = from_blob(answer.blobs["out"], {"fedtailor"})
             assert all(len(value) == 0 for value in out.values())
@@ -139,6 +147,9 @@ def test_a_site_may_show_its_own_scores(tmp_path):
     world.serve()
     run = assert_sums_of_simulation(world)
     assert set(run.result["sites"]) == {"office"}
+    known = [site["name"] for site in run.provenance["sites"] if site["counts_known"]]
+    assert known == ["office"]
+    assert run.result["sites"]["office"]["num_train"] > 1
     assert {line["client"] for line in run.clients} == {sorted(NAMES).index("office")}
 
 

@@ -59,8 +59,11 @@ class Member(NamedTuple):
     torch: str
     capability: str
     num_train: int = 0
+    """Training examples; 1 if it has any, and does not say how many."""
     num_val: int = 0
     num_test: int = 0
+    counts_known: bool = True
+    """Whether it says how many examples it has."""
 
 
 class Agreement(NamedTuple):
@@ -93,7 +96,7 @@ class Agreement(NamedTuple):
         notes = []
         for member in self.members:
             examples = member.num_train + member.num_val + member.num_test
-            if examples < FEW:
+            if member.counts_known and examples < FEW:
                 message = f"site '{member.name}' has {examples} examples, fewer than {FEW}: its "
                 notes.append(f"{message}scores say nothing by themselves.")
 
@@ -144,7 +147,11 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
     is_embedded = inputs.encoder is not None
     standardizes = config.data.standardizes(inputs.kind, is_embedded=is_embedded)
     counts = questions.ask("begin", {"moments": standardizes}, plan=plan)
-    members = list(map(_member, sites, descriptions, counts))
+    has_sums = config.privacy.secure_sums
+    members = [
+        _member(site, described, counted, has_sums=has_sums)
+        for site, described, counted in zip(sites, descriptions, counts, strict=True)
+    ]
 
     # Both can depend on the examples of all sites, as in a simulation.
     if standardizes:
@@ -488,7 +495,21 @@ def _plan(
     return DeploymentPlan(config, inputs, len(sites), new_sites, uuid.uuid4().hex)
 
 
-def _member(site: Registered, described: Mapping[str, Any], counted: Mapping[str, Any]) -> Member:
+def _member(
+    site: Registered,
+    described: Mapping[str, Any],
+    counted: Mapping[str, Any],
+    *,
+    has_sums: bool,
+) -> Member:
+    """Return what a site has said of itself.
+
+    Args:
+        site: as it is registered.
+        described: its answer to what its data are like.
+        counted: its answer to how many examples it has.
+        has_sums: whether it says no more than that it has some, unless it shares single numbers.
+    """
     share: Any = described.get("share")
     if not _are_names(share) or not set(share) <= set(SHARED):
         raise wrong("share", f"some of {', '.join(SHARED)}", share)
@@ -497,12 +518,21 @@ def _member(site: Registered, described: Mapping[str, Any], counted: Mapping[str
     if not isinstance(counts, Mapping):
         raise wrong("counts", f"the numbers of examples of site '{site.name}'", counts)
 
-    numbers = []
+    # A site that hides its numbers says 1 for a part with examples.
+    counts_known = not has_sums or "single" in share
+    most = MOST_EXAMPLES if counts_known else 1
+    numbers = {}
     for part in ("train", "val", "test"):
-        numbers.append(whole(f"counts.{part}", counts.get(part), MOST_EXAMPLES))
-    build = _word(described.get("torch"))
+        numbers[f"num_{part}"] = whole(f"counts.{part}", counts.get(part), most)
+
     return Member(
-        site.name, site.new, tuple(share), build, _word(described.get("capability")), *numbers
+        site.name,
+        site.new,
+        tuple(share),
+        torch=_word(described.get("torch")),
+        capability=_word(described.get("capability")),
+        counts_known=counts_known,
+        **numbers,
     )
 
 

@@ -81,7 +81,8 @@ data = {data}
 # Where the server is.
 server = {server}
 # What the server may see beside the messages of the method: scores, metrics, errors, verdict. With
-# secure sums, it sees scores and metrics as sums over sites; with "single", those of this site too.
+# secure sums, it sees scores and metrics as sums over sites; with "single", those of this site too,
+# and how many examples it has.
 share = ["scores", "metrics"]
 # Methods and models that run here; empty: all of fedtailor's own.
 algorithms = []

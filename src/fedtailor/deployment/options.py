@@ -112,7 +112,8 @@ class SiteOptions:
         "metrics",
     )
     """What the server may see beside the messages of the method. In a run with secure sums, scores
-    and metrics are summed over sites; ``single``: it sees those of this site too."""
+    and metrics are summed over sites; ``single``: it sees those of this site too, and how many
+    examples it has."""
     baselines: str = "auto"
     """What the site would use alone, to which it compares its model: names with commas, ``none``,
     or ``auto``, which means all."""

@@ -287,6 +287,10 @@ class DeployedSite:
         counts = {name: len(part) for name, part in prepared.positions._asdict().items()}
         head: dict[str, Any] = {"counts": counts}
         sizes = {"numbers of examples": 0}
+        if not run.shows_own:
+            # A round loop must know who can train, and a sum hides the rest.
+            head["counts"] = {name: min(count, 1) for name, count in counts.items()}
+            sizes = {"which parts have examples": 0}
 
         # Asked only if no mean is known: then it becomes that of the examples of all sites.
         if request.head.get("moments") is True:

@@ -215,8 +215,12 @@ class SiteRun:
 
     def _shows(self, what: str) -> bool:
         """Return whether the server sees something of this site alone."""
-        share = self._options.share
-        return what in share and (not self._has_sums or "single" in share)
+        return what in self._options.share and self.shows_own
+
+    @property
+    def shows_own(self) -> bool:
+        """Whether the server sees numbers of this site alone, and not only sums over sites."""
+        return not self._has_sums or "single" in self._options.share
 
     @property
     def _has_sums(self) -> bool:

@@ -24,7 +24,6 @@ from fedtailor.core.reading import content_of
 from fedtailor.core.scores import score
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification, read_input_specification
-from fedtailor.data.options import DataOptions
 from fedtailor.data.setup_messages import setup_messages
 from fedtailor.experiment.algorithm_card import (
     LeavingValue,
@@ -115,7 +114,7 @@ def _record(
     schedule = config.schedule
     messages = algorithm.messages(task)
     uploads = sent_by_method(algorithm, task)
-    before = _sent_before(inputs, config.data)
+    before = _sent_before(inputs, config)
     sent = [*before, *uploads, *_sent_at_evaluations(config, task, reported)]
 
     # What every site of a cohort gets, whatever it holds.
@@ -219,11 +218,18 @@ def _sites(records: RunRecords, most_bytes: int) -> list[dict[str, Any]]:
                     "rounds": rounds,
                     "bytes": rounds * most_bytes,
                     "shares": list(site["share"]),
-                    "examples": sum(site[f"num_{part}"] for part in ("train", "val", "test")),
+                    "examples": _num_examples(site),
                 }
             )
 
     return sites
+
+
+def _num_examples(site: Mapping[str, Any]) -> int | None:
+    """Return how many examples a site has said that it has; None: it has not said it."""
+    if not site.get("counts_known", True):
+        return None
+    return sum(int(site[f"num_{part}"]) for part in ("train", "val", "test"))
 
 
 def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
@@ -245,11 +251,13 @@ def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) ->
     return what_leaves(assemble(first_training(config), config.seeds[0]))
 
 
-def _sent_before(inputs: InputSpecification, options: DataOptions) -> list[LeavingValue]:
+def _sent_before(inputs: InputSpecification, config: Config) -> list[LeavingValue]:
     """Return what every site sends before the first round; a simulation reads it from all data."""
     counts = "training, validation and test examples"
+    if config.privacy.secure_sums:
+        counts = f"whether there are {counts}; their numbers only if site.share names single"
     values = [LeavingValue("counts", "setup", counts, "3 numbers", 12, "each")]
-    for field in setup_messages(inputs, options):
+    for field in setup_messages(inputs, config.data):
         shape = shape_in_words(field.shape)
         values.append(LeavingValue(field.name, "setup", field.content, shape, None, "each"))
 
@@ -315,8 +323,9 @@ def _by_site(sites: Sequence[Mapping[str, Any]]) -> list[str]:
     for site in sites:
         name = f"{_plain(site['site'])} (new)" if site["new"] else _plain(site["site"])
         shares = ", ".join(map(_plain, site["shares"])) or "nothing"
-        counts = [f"{site[key]:,}" for key in ("rounds", "bytes", "examples")]
-        rows.append([name, *counts, shares])
+        counts = [f"{site[key]:,}" for key in ("rounds", "bytes")]
+        examples = "not known" if site["examples"] is None else f"{site['examples']:,}"
+        rows.append([name, *counts, examples, shares])
 
     columns = ["site", "rounds", "bytes of uploads, at most", "examples", "shares beside them"]
     sentence = (

@@ -156,7 +156,7 @@ def show_finished(folder: Path, result: Mapping[str, Any]) -> None:
 
 def show_means(result: Mapping[str, Any]) -> None:
     """Print the mean accuracies over sites of which only a sum is known."""
-    for point, metrics in result["metrics"].items():
+    for point, metrics in result.get("metrics", {}).items():
         if "missing" in metrics and "accuracy" in metrics:
             sites = counted(round(metrics["clients"]["evaluated"]), "site")
             accuracy = percent(metrics["accuracy"]["mean"])

@@ -108,7 +108,8 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
     else:
         say("A simulation with the same data gives other models.", style="bold red")
 
-    first = min(path.parent.name for path in folder.glob(f"*/{SITE_FILE}"))
+    folders = sorted(path.parent.name for path in folder.glob(f"*/{SITE_FILE}"))
+    first = [*result["sites"], *folders][0]
     model = folder / first / "model"
     say(f"Every site keeps its own model: {shlex.quote(str(model))} is that of {first}.")
     say(f"What has left {first}: fedtailor site leaves {shlex.quote(str(folder / first))}")
