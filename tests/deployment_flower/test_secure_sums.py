@@ -75,6 +75,20 @@ def test_sums_under_masks_have_the_bits_of_a_simulation(of_three, name):
     assert_same_run(world, world.simulate(out=f"simulation-{name}"), run=f"{number:04d}")
 
 
+@pytest.mark.slow
+def test_a_site_without_which_there_is_no_sum_is_waited_for(of_three):
+    of_three.configure(algorithm={"name": "fedavg"})
+    before = len(requests_of(of_three, "office"))
+    number = begin(of_three)
+    wait_for_request(of_three, "office", "train", 2, before)
+    of_three.kill_all("office")
+    of_three.start_site("office")
+    assert of_three.serving.wait() == 0, of_three.tails()
+    assert_same_run(
+        of_three.world, of_three.world.simulate(out="simulation-killed"), run=f"{number:04d}"
+    )
+
+
 ROUNDS = 4
 KILLS = {
     **SECURE,

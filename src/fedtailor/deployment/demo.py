@@ -25,7 +25,7 @@ from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, SITE_FILE
-from fedtailor.deployment.roster import ROSTER_FILE
+from fedtailor.deployment.roster import ROSTER_FILE, spell
 from fedtailor.deployment.supervise import Supervisor
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import refuse_existing
@@ -89,7 +89,8 @@ def run_demo(
     if secure:
         # A site reads whom it trusts when it starts.
         fingerprint = _trust_each_other(folder, command, environment)
-        say(f"the sites trust each other in secure sums: their roster is {fingerprint[:23]}...")
+        roster = spell(fingerprint, short=True)
+        say(f"the sites trust each other in secure sums, by the roster {roster}")
 
     with Supervisor(folder, environment) as sites:
         for name in SITES:
