@@ -4,6 +4,7 @@ else leaves a site, no sum is wrong, and everybody says what is wrong in a sente
 import json
 import os
 import random
+import re
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from fedtailor.deployment.plan import read_plan
 from fedtailor.deployment.roster import read_roster
 from fedtailor.deployment.secure_sums import SecureSums
 from fedtailor.deployment.site_masks import SiteMasks
-from fedtailor.privacy.masks.keys import write_bundles
+from fedtailor.experiment.reader import read_run
+from fedtailor.privacy.masks.keys import read_bundles, write_bundles
 from fedtailor.privacy.masks.primitives import digest_of
-from fedtailor.privacy.masks.session import LONGEST_SIGNATURE
+from fedtailor.privacy.masks.session import LONGEST_SIGNATURE, write_cohort
 from hostile import Tolerant
 from sites import (
     VALUES,
@@ -49,14 +51,15 @@ class Losing(FunctionTransport):
         super().send(kept)
 
 
-def make_world(path, *, new=(), **values):
+def make_world(path, *, new=(), policy=None, **values):
     """Return four sites, of which three must answer."""
     schedule = {
         "federation": {"rounds": 2},
         "privacy": {"secure_sums": True},
         "deploy": {"deadline": 0.5, "grace": 0.1, "resend": 0.1},
     }
-    world = World(path, names=NAMES, new=new, values={**VALUES, **schedule, **values}, secure=True)
+    values = {**VALUES, **schedule, **values}
+    world = World(path, names=NAMES, new=new, values=values, policy=policy or {}, secure=True)
     return world.write(lambda folder, name: write_arrays(folder, *DATA[name]))
 
 
@@ -139,7 +142,7 @@ def first_site(recorded):
     return recorded.open()[0]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "train"])
+@pytest.mark.parametrize("kind", [*KINDS, "train", "personalize"])
 def test_no_changed_request_about_sums_harms_a_site(recorded, first_site, kind):
     rng = random.Random(kind)
     mine = [message for client, message in recorded.transport.sent if client == 0]
@@ -379,3 +382,73 @@ def test_an_excluded_site_that_is_in_the_roster_is_named(tmp_path):
     write_offences(world.path / "server", {"practice": [offence] * 3})
     with pytest.raises(ConfigError, match="'practice' is in one of them only"):
         world.serve()
+
+
+@pytest.fixture(scope="module")
+def with_scores(tmp_path_factory):
+    """Return a world in which a site has few rows, all for testing, and one shares no scores."""
+    world = make_world(
+        tmp_path_factory.mktemp("scores"), data={"test_share": 0.9}, policy={"least_share": 0.0}
+    )
+    x, y = DATA["practice"]
+    classes = np.array([str(label) for label in range(10)])
+    own = world.path / "sites" / "practice" / "data" / "practice"
+    np.savez(own / "train.npz", x=x[::4], y=y[::4], class_names=classes)
+    site = world.path / "sites" / "office" / "site.toml"
+    site.write_text(re.sub(r"(?m)^share = .*$", "share = []", site.read_text()))
+    world.serve()
+    return world
+
+
+@pytest.mark.parametrize(("kind", "client"), [("train", 3), ("score", 2), ("personalize", 2)])
+def test_a_site_with_nothing_to_add_is_in_no_sum(with_scores, tmp_path, kind, client):
+    """A server could fill up a sum with sites whose vectors are zeros."""
+    world = with_scores
+    sent = {(client, message.head["kind"]): message for client, message in world.transport.sent}
+    assert "cohort" in sent[0, kind].blobs
+    assert "cohort" not in sent.get((client, kind), Envelope({})).blobs
+
+    sites = world.open()
+    session = Sums(world, tmp_path).server.session
+    first = 16 * (1 + ["train", "score", "personalize"].index(kind))
+    cohort = []
+    for number, site in enumerate(sites):
+        keys = sent[0, "keys"]
+        asked = Envelope({**keys.head, "client": number, "first": first}, keys.blobs)
+        raw = site.answer(asked).blobs["bundles"]
+        cohort.append(read_bundles(raw, session, number, range(first, first + 16))[0].member)
+
+    blobs = {**sent[0, kind].blobs, "cohort": write_cohort(cohort)}
+    head = {**sent[0, kind].head, "client": client, "round": 3, "base": None, "best": None}
+    answer = sites[client].answer(Envelope(head, blobs))
+    assert answer.head["refused"] == "this site has nothing to add to this sum."
+    assert not answer.blobs
+
+
+def test_a_secret_order_of_batches_is_the_same_after_a_restart(tmp_path):
+    world = make_world(tmp_path, policy={"split_seed": "secret"})
+
+    class Killing(FunctionTransport):
+        def send(self, requests):
+            super().send(requests)
+            if any(request.head["kind"] == "unmask" for request in requests.values()):
+                raise Killed
+
+    vectors = []
+    with pytest.raises(Killed):
+        world.serve(lambda sites: Killing([site.answer for site in sites]))
+    vectors.append(first_vectors(world.transport))
+    world.serve()
+    vectors.append(first_vectors(world.transport))
+    assert len(vectors[0]) == 4
+    assert vectors[0] == vectors[1]
+    assert not any(event for event in read_run(world.path / "server" / "runs" / "0001").events)
+
+
+def first_vectors(transport):
+    """Return the vectors of the first round under masks, without signatures."""
+    return {
+        client: message.blobs["masked"][: -LONGEST_SIGNATURE - 8][: 8 * 1000]
+        for client, message in transport.received
+        if (message.head["kind"], message.head.get("round")) == ("train", 1)
+    }

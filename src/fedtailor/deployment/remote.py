@@ -345,11 +345,15 @@ class RemoteClients:
         return [client for client in clients if words <= set(self._members[client].share)]
 
     def _in_sums(self, clients: Sequence[int]) -> list[int]:
-        """Return the sites whose scores go into a sum: new sites have no keys for it."""
+        """Return the sites with scores for a sum: new sites have no keys for it."""
         if self._sums is None:
             return []
-        sharing = self._sharing(clients, single=False)
-        return [client for client in sharing if client < self._plan.population]
+        in_sums = []
+        for client in self._sharing(clients, single=False):
+            member = self._members[client]
+            if client < self._plan.population and member.num_test + member.num_val:
+                in_sums.append(client)
+        return in_sums
 
     def score_complete(
         self, request: ScoreRequest, model: Any, round: int

@@ -37,7 +37,12 @@ from fedtailor.simulation.calibration import calibrate, operating_point
 from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import LocalClients, PersonalizeReply
 from fedtailor.simulation.engines.reference import Reference
-from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest, TrainRequest
+from fedtailor.simulation.programs import (
+    PersonalizeRequest,
+    Request,
+    ScoreRequest,
+    TrainRequest,
+)
 
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
@@ -235,6 +240,10 @@ class SiteRun:
         if not self._has_sums or "cohort" not in blobs:
             return None
 
+        # Others would take a sum for one over this site too.
+        if not self._has_something_for(work.request):
+            raise DataError("this site has nothing to add to this sum.", key="cohort")
+
         from fedtailor.deployment.sum_vector import MaskedAnswer, SumVector, kind_of_sum
 
         request = work.request
@@ -252,6 +261,12 @@ class SiteRun:
         vector = SumVector(self.plan, request, work.numbers, self._messages, fixed)
         kind = kind_of_sum(request)
         return MaskedAnswer(self.masks, vector, kind, (work.round, attempt), blobs)
+
+    def _has_something_for(self, request: Request) -> bool:
+        positions = self.prepared.positions
+        if isinstance(request, TrainRequest):
+            return len(positions.train) > 0
+        return "scores" in self._options.share and len(positions.test) + len(positions.val) > 0
 
     def _mask(
         self,

@@ -117,7 +117,7 @@ class MaskingSite:
             raise RefusedError("the keys of this site were used for another sum.")
         self._check_answered(request, context)
         self._check_order(request)
-        if context in journal.settled and context not in journal.vectors:
+        if self._number not in journal.settled.get(context, {self._number}):
             raise RefusedError("this sum was closed without this site.")
         if journal.opened_rounds.get((request.kind, request.round), context) != context:
             raise RefusedError(f"a sum of round {request.round} was opened already.")
@@ -147,7 +147,8 @@ class MaskingSite:
             RunError: the journal cannot be written.
         """
         in_sum = frozenset(survivors)
-        context = self._settle(request, cohort, in_sum)
+        context = self._context(request, cohort, in_sum)
+        self._settle(request, context, in_sum)
         return self._keys.sign(survivors_digest(self._session, context, in_sum))
 
     def open(
@@ -178,29 +179,17 @@ class MaskingSite:
             RunError: the journal cannot be written.
         """
         in_sum = frozenset(survivors)
-        check_cohort(self._session, cohort)
-        check_survivors(self._session, cohort, in_sum)
+        context = self._context(request, cohort, in_sum)
         self._check_signatures(cohort)
-        context = context_of(self._session, request, cohort)
         self._check_confirmed(context, in_sum, confirmed)
         if len(in_sum) < len(cohort):
             self._check_agreed(context, in_sum, agreed)
-        self._settle(request, cohort, in_sum)
+        self._settle(request, context, in_sum)
 
-        # One share of a bundle, ever, and one sum of a round.
         wanted = {member: member.number in in_sum for member in cohort}
-        journal = self._journal
-        for member, is_own in wanted.items():
-            share = (context, is_own)
-            if journal.opened.get((member.number, member.key_index), share) != share:
-                raise RefusedError(
-                    f"the keys of site {member.number} were opened for something else."
-                )
-        if journal.opened_rounds.get((request.kind, request.round), context) != context:
-            raise RefusedError(f"another sum of round {request.round} was opened already.")
-
+        self._check_opened(request, context, wanted)
         shares = {member: self._shares_of(member, sealed) for member in cohort}
-        journal.note_opened(request, context, wanted)
+        self._journal.note_opened(request, context, wanted)
         return {
             member.number: _pick(share, is_own=wanted[member]) for member, share in shares.items()
         }
@@ -229,13 +218,16 @@ class MaskingSite:
 
         return masked
 
-    def _settle(
+    def _context(
         self, request: Request, cohort: Sequence[Member], survivors: frozenset[int]
     ) -> bytes:
-        """Settle on who is in a sum, for ever, and return the context."""
+        """Return the context of a sum if it can be one."""
         check_cohort(self._session, cohort)
         check_survivors(self._session, cohort, survivors)
-        context = context_of(self._session, request, cohort)
+        return context_of(self._session, request, cohort)
+
+    def _settle(self, request: Request, context: bytes, survivors: frozenset[int]) -> None:
+        """Settle on who is in a sum, for ever."""
         journal = self._journal
         self._check_answered(request, context)
         if self._number in survivors and context not in journal.vectors:
@@ -248,7 +240,20 @@ class MaskingSite:
 
         if context not in journal.settled:
             journal.note_settled(request, context, survivors)
-        return context
+
+    def _check_opened(
+        self, request: Request, context: bytes, wanted: Mapping[Member, bool]
+    ) -> None:
+        """Check that this opens one share of each bundle, ever, and one sum of a round."""
+        journal = self._journal
+        for member, is_own in wanted.items():
+            share = (context, is_own)
+            if journal.opened.get((member.number, member.key_index), share) != share:
+                raise RefusedError(
+                    f"the keys of site {member.number} were opened for something else."
+                )
+        if journal.opened_rounds.get((request.kind, request.round), context) != context:
+            raise RefusedError(f"another sum of round {request.round} was opened already.")
 
     def _check_answered(self, request: Request, context: bytes) -> None:
         """Check that an attempt has one context, and that there are few attempts."""
