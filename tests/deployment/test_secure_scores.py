@@ -6,6 +6,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.deployment.wire import from_blob
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.what_leaves import what_leaves_run
+from fedtailor.report import compare, read_methods
 from sites import (
     VALUES,
     Losing,
@@ -89,6 +90,11 @@ def test_the_server_has_the_means_of_a_simulation_and_no_score_of_a_site(tmp_pat
     assert run.result["metrics"]["personalized"]["accuracy"]["mean"] > 0.3
     assert run.result["sites"] == {}
     assert list(run.clients) == []
+
+    # What needs single scores says why it cannot be made.
+    paths = [run.path, world.path / "simulation"]
+    with pytest.raises(DataError, match="sites show scores of their own only if 'share'"):
+        compare(read_methods(paths))
 
     for site in run.provenance["sites"]:
         assert (site["num_train"], site["num_val"], site["num_test"]) == (1, 1, 1)

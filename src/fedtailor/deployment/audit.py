@@ -33,7 +33,7 @@ personal model is among them: both stay here.
 
 {table}
 
-{refused}Beside the messages of the method, this site shares: {share} (`share` in site.toml).
+{refused}Beside the messages of the method, this site shares: {share} (`share` in site.toml).{sums}
 
 ## What this site answers
 
@@ -195,10 +195,21 @@ def page(folder: Path, name: str, share: tuple[str, ...], policy: SitePolicy) ->
         rounds=len(rounds),
         table=table if rows else "Nothing was sent yet.",
         share=", ".join(share) or "nothing",
+        sums=_in_sums(share),
         policy="\n".join(f"* {sentence}" for sentence in policy.describe()),
         refused=refused,
         file=AUDIT_FILE,
     )
+
+
+def _in_sums(share: tuple[str, ...]) -> str:
+    """Return how scores and metrics leave in runs with secure sums, as a sentence."""
+    words = [word for word in ("scores", "metrics") if word in share]
+    if not words:
+        return ""
+
+    how = "under masks and as they are" if "single" in share else "under masks only"
+    return f" With secure sums, {' and '.join(words)} leave {how}."
 
 
 def digest_of(raw: bytes | str) -> str:

@@ -47,7 +47,7 @@ Record = dict[str, Any]
 _FEWEST_OF_A_CLASS = 5
 """Test examples of every class without which nobody asks whether a client's model is better than
 chance: too few to tell."""
-_MISSING = "worst10, smallest10, min and max: of the scores, only a sum over clients is known"
+_MISSING = "worst and smallest tenth, minimum and maximum: only a sum over clients is known"
 _NO_MEANS = ("split_sha256", "worth_it", "operating_points", "privacy")
 """Parts of a result that have no mean over seeds."""
 _EVENTS = {

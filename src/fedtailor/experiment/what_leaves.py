@@ -20,6 +20,7 @@ from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.engine import holds_examples
 from fedtailor.core.errors import ConfigError, did_you_mean, match_name
 from fedtailor.core.message import BYTES_PER_SCALAR, download_bytes
+from fedtailor.core.metrics import CLASS_SHARES, CLIENT_METRICS
 from fedtailor.core.reading import content_of
 from fedtailor.core.scores import score
 from fedtailor.core.task import Task
@@ -255,7 +256,7 @@ def _sent_before(inputs: InputSpecification, config: Config) -> list[LeavingValu
     """Return what every site sends before the first round; a simulation reads it from all data."""
     counts = "training, validation and test examples"
     if config.privacy.secure_sums:
-        counts = f"whether there are {counts}; their numbers only if site.share names single"
+        counts = f"whether there are {counts}, how many only if site.share names single"
     values = [LeavingValue("counts", "setup", counts, "3 numbers", 12, "each")]
     for field in setup_messages(inputs, config.data):
         shape = shape_in_words(field.shape)
@@ -268,18 +269,28 @@ def _sent_at_evaluations(
     config: Config, task: Task, reported: Mapping[str, str]
 ) -> list[LeavingValue]:
     """Return scores and other statistics of the data, which training does not need."""
-    # Under masks, unless a site shows its own.
-    uses = "sum" if config.privacy.secure_sums else "each"
+    # With secure sums, scores leave under masks, unless a site shows its own.
+    has_sums = config.privacy.secure_sums
+    uses = "sum" if has_sums else "each"
     no_logits = torch.zeros(0, task.num_classes)
     no_labels = torch.zeros(0, dtype=torch.int64)
     scores = score(no_logits, no_labels, torch.zeros(0), task.num_classes)
 
     values = []
     for names, content in _SCORES.items():
+        if has_sums and "pairs" in names:
+            continue
         numbers = sum(getattr(scores, name).numel() for name in names)
         name = f"scores: {', '.join(names)}"
         shape = shape_in_words((numbers,))
         values.append(LeavingValue(name, "evaluation", content, shape, 8 * numbers, uses))
+
+    if has_sums:
+        figures = len(CLIENT_METRICS) + task.num_classes * (1 + len(CLASS_SHARES))
+        content = "1, value and square of every metric, also by class"
+        shape = shape_in_words((3 * figures,))
+        row = LeavingValue("scores: figures", "evaluation", content, shape, 24 * figures, uses)
+        values.append(row)
 
     # What the method reports of its training and of its personal models.
     for kind, content in reported.items():

@@ -260,7 +260,7 @@ def compare(
     groups = {group: _select(records, metric, point, group, local) for group in get_args(Group)}
     # The known clients decide what can be compared; new ones are an addition.
     scores = groups["known"].chosen
-    _check_scores(scores, reference, metric, point)
+    _check_scores(scores, reference, metric, point, why=_why_missing(records, point))
 
     # Verdicts are about the models that a site would use; by accuracy, as their runs have them.
     worth_it: Mapping[str, Mapping[str, Any]] = {}
@@ -319,8 +319,24 @@ def _select(
     )
 
 
-def _check_scores(scores: Mapping[str, BySeed], reference: str, metric: str, point: str) -> None:
-    """Check that there is something to compare.
+def _why_missing(records: Sequence[MethodRecords], point: str) -> str:
+    """Return why runs lack the scores of clients, as a sentence; empty if none does."""
+    for method in records:
+        for seed in method.seeds.values():
+            metrics = (seed.run.result or {}).get("metrics", {})
+            if "missing" in metrics.get(point, {}):
+                return (
+                    " With secure sums, sites show scores of their own only if 'share' in "
+                    "site.toml names 'single'."
+                )
+
+    return ""
+
+
+def _check_scores(
+    scores: Mapping[str, BySeed], reference: str, metric: str, point: str, *, why: str
+) -> None:
+    """Check that there is something to compare; ``why`` says what may be the reason if not.
 
     Raises:
         DataError: no method has a score, or the reference has none.
@@ -328,14 +344,15 @@ def _check_scores(scores: Mapping[str, BySeed], reference: str, metric: str, poi
     having = [label for label, by_seed in scores.items() if by_seed]
     if not having:
         raise DataError(
-            f"no finished run has the {metric} of clients at the evaluation point '{point}'.",
+            f"no finished run has the {metric} of clients at the evaluation point '{point}'.{why}",
             key="point",
         )
 
     if reference not in having:
         raise DataError(
             f"the reference, {reference}, has no finished run with the {metric} of clients at the "
-            f"evaluation point '{point}'. Choose another one with --against: {', '.join(having)}.",
+            f"evaluation point '{point}'.{why} Choose another one with --against: "
+            f"{', '.join(having)}.",
             key="against",
             allowed=having,
             got=reference,
