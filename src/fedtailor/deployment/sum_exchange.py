@@ -17,7 +17,7 @@ from fedtailor.privacy.masks.session import Session
 Value = TypeVar("Value")
 
 
-class Answers(NamedTuple, Generic[Value]):
+class Collected(NamedTuple, Generic[Value]):
     """What sites have answered, by number."""
 
     usable: dict[int, Value]
@@ -76,7 +76,7 @@ class SumExchange:
         *,
         needed: int,
         enough: int | None = None,
-    ) -> Answers[Value]:
+    ) -> Collected[Value]:
         """Ask sites once.
 
         Args:
@@ -106,7 +106,7 @@ class SumExchange:
                 reasons[number] = one_line(error.message)
                 self.conduct.note(number, kind, round, error.message)
 
-        return Answers(usable, reasons)
+        return Collected(usable, reasons)
 
     def collect(
         self,
