@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="need
 FULL = os.environ.get("FEDTAILOR_FAULTS") == "full"
 ENGINES = ("reference", "workers", "batched", "processes")
 NOISE = {"unit": "client", "noise": 2.0}
+NOISY_STEPS = {"unit": "example", "epsilon": 4.0, "noise_from": "sites"}
 PERSONAL = ("scaffold", "fedpac", "fedrep", "pfedfda")
 """Methods whose clients keep something, or whose server does."""
 
@@ -106,7 +107,8 @@ def test_races(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_ledger_is_killed_at_fifty_moments(tmp_path):
+@pytest.mark.parametrize("privacy", [NOISE, NOISY_STEPS])
+def test_the_ledger_is_killed_at_fifty_moments(tmp_path, privacy):
     """No release is lost or doubled, epsilons and final bits are those of an uninterrupted run.
 
     Fifty moments of the whole run, all of the ledger, and six from outside, whatever happens then.
@@ -118,7 +120,7 @@ def test_the_ledger_is_killed_at_fifty_moments(tmp_path):
         {"kind": "operations", "fault": "kill", "file": "privacy.jsonl"},
         {"kind": "moments", "count": 6, "seed": 0},
     ]
-    outcomes = spoil(tmp_path, jobs, algorithm="scaffold", privacy=NOISE, every=2)
+    outcomes = spoil(tmp_path, jobs, algorithm="scaffold", privacy=privacy, every=2)
     assert outcomes[0]["cases"] == 50
     assert outcomes[1]["cases"] == 2 * 3 * ROUNDS, "to open, write and synchronize, in each round"
     assert all(code == "-9" for outcome in outcomes[:2] for code in outcome["ended"])
