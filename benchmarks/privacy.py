@@ -394,9 +394,12 @@ def print_table_of_examples() -> None:
         figures = []
         for epsilon in EPSILONS:
             seeds = accuracies.get((where, shares, rate, epsilon), [])
-            deviation = statistics.stdev(seeds) if len(seeds) > 1 else 0.0
-            mean = statistics.fmean(seeds) if seeds else 0.0
-            figures.append(f"{mean:.1f} ± {deviation:.1f} ({len(seeds)})")
+            if len(seeds) < 2:
+                figures.append("-")
+                continue
+
+            mean = statistics.fmean(seeds)
+            figures.append(f"{mean:.1f} ± {statistics.stdev(seeds):.1f} ({len(seeds)})")
         print(f"| {where}, {shares} shares, rate {rate:g} | {' | '.join(figures)} |")
 
 
