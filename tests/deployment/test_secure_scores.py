@@ -3,18 +3,22 @@
 import pytest
 
 from fedtailor.core.errors import DataError
+from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.wire import from_blob
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.what_leaves import what_leaves_run
 from fedtailor.report import compare, read_methods
 from sites import (
     VALUES,
+    FunctionTransport,
     Losing,
     World,
     assert_same_as_simulation,
     assert_same_bits,
     divide_digits,
+    from_bytes,
     read_final_state,
+    to_bytes,
     write_arrays,
 )
 
@@ -211,3 +215,28 @@ def test_a_server_that_is_killed_in_a_sum_of_scores_makes_the_same_one(tmp_path,
         world.serve(lambda sites: Losing([site.answer for site in sites], killed))
     world.serve()
     assert_sums_of_simulation(world)
+
+
+def test_without_who_is_in_the_sum_a_site_sends_no_score(tmp_path):
+    """A server that leaves it out gets neither scores nor metrics, nor masks."""
+    world = learning(tmp_path)
+    seen = set()
+
+    class Curious(FunctionTransport):
+        def send(self, requests):
+            for client, request in requests.items():
+                kind = request.head["kind"]
+                if kind in ("train", "score", "personalize"):
+                    blobs = {name: blob for name, blob in request.blobs.items() if name != "cohort"}
+                    bare = from_bytes(to_bytes(Envelope(dict(request.head), blobs)))
+                    answer = self.answers[client](bare)
+                    assert "masked" not in answer.blobs
+                    out = from_blob(answer.blobs["out"], {"fedtailor"}) if answer.blobs else {}
+                    assert all(len(value) == 0 for value in out.values())
+                    refused = "this site shares scores under masks only" in str(answer.head)
+                    assert refused == (kind == "score")
+                    seen.add(kind)
+            super().send(requests)
+
+    world.serve(lambda sites: Curious([site.answer for site in sites]))
+    assert seen == {"train", "score", "personalize"}

@@ -317,7 +317,10 @@ class SiteRun:
         """Score a model of the server."""
         masked = self._masked_answer(work, blobs)
         if not self._shows("scores") and masked is None:
-            raise ConfigError("this site does not share scores.", key="site.share", got="scores")
+            message = "this site does not share scores."
+            if "scores" in self._options.share:
+                message = "this site shares scores under masks only."
+            raise ConfigError(message, key="site.share", got="scores")
 
         # No state of this site is needed to score a model of the server.
         model = from_blob(blobs.get("shared", b""), self.modules)
