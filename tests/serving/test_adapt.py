@@ -110,7 +110,7 @@ def test_the_class_prior_follows_inputs_without_labels(trained, tmp_path):
 def test_without_a_reason_the_class_prior_stays(trained, tmp_path):
     run, x, _ = trained
     paths = arrays(tmp_path, x[::2])
-    for inputs, what in [(x[::2], "nothing says"), (255 - x, "are unusual")]:
+    for inputs, what in [(x[::2], "nothing says"), (255 - x, "are stranger")]:
         np.savez(paths[0], x=inputs)
         with pytest.raises(DataError, match=what):
             run.adapt("0", paths, tmp_path / "new")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedtailor.algorithms._gaussian_classifier import GaussianClassifier
 from fedtailor.core.codec import encode
@@ -26,7 +27,7 @@ from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.reader import RunRecords
-from fedtailor.serving.alarms import check_inputs
+from fedtailor.serving.alarms import check_inputs, overlap
 from fedtailor.serving.encoded import with_encoder
 from fedtailor.serving.load import load_method, load_personal, make_model
 from fedtailor.serving.model import PersonalModel
@@ -41,6 +42,8 @@ FEWEST_LABELS = 10
 _FOLDS = 5
 _ENOUGH = 1.645
 """Standard errors that labels must gain: 5 % of changes that gain nothing do."""
+_STRANGER = 0.05
+"""Inputs that are as strange as these at most this often are refused without labels."""
 _EXAMPLES_OF_MEAN = 2.0
 """Examples that an old class mean counts as, beside those with labels."""
 
@@ -123,11 +126,14 @@ def _adapt_to_class_mix(
     """
     watched = observe(records, model.client, paths)
     alarms = check_inputs(watched.held_out, watched.recent)
-    if alarms.unusual.rings:
-        share = f"{100 * alarms.unusual.value:.0f} % of the inputs are unusual"
-        message = f"{share}: their classes cannot be counted without labels. Label some of them, "
-        message += "and give these with --labels."
-        raise DataError(message, key="inputs", allowed="usual inputs", got=alarms.unusual.value)
+
+    # Another class mix alone leaves the distances from the nearest class as they are.
+    stranger = overlap(watched.held_out.strangeness, watched.recent.strangeness)
+    if alarms.unusual.rings or stranger.p_value <= _STRANGER:
+        share = f"{100 * stranger.value:.0f} % of pairs, not in half of them"
+        message = f"recent inputs are stranger than held-out examples in {share}: their classes "
+        message += "cannot be counted without labels. Label some, and give these with --labels."
+        raise DataError(message, key="inputs", allowed="usual inputs", got=stranger.value)
     if not alarms.class_mix.rings:
         message = "nothing says that the classes come in other shares than before (p = "
         message += f"{alarms.class_mix.p_value:.2f}), so the model stays as it is."
@@ -193,11 +199,11 @@ def _adapt_to_labels(
         _weight_of_likelihood(algorithm, tree),
         model.temperature,
     )
-    before, after = task.losses_of_choice()
+    before, after, more_right = task.judge_choice()
     gains = before - after
     error = float(gains.std()) / math.sqrt(len(gains))
     losses = f"{float(before.mean()):.3f} before, {float(after.mean()):.3f} after"
-    if not float(gains.mean()) > _ENOUGH * error:
+    if not float(gains.mean()) > _ENOUGH * error or more_right < 0:
         message = f"{len(labels)} labels do not show that the model gets better with them (loss in "
         message += f"a cross-validation: {losses}), so it stays as it is."
         raise DataError(message, key="labels", allowed="a clear gain", got=losses)
@@ -227,12 +233,16 @@ class _Task(NamedTuple):
     """Of the log-likelihood beside the log-prior."""
     temperature: float
 
-    def losses(self, fit: Tensor, judge: Tensor, blend: Blend) -> Tensor:
-        """Return the losses on some examples after a blend with others."""
+    def logits(self, fit: Tensor, judge: Tensor, blend: Blend) -> Tensor:
+        """Return the logits of some examples after a blend with others."""
         means, prior = blended(self.z[fit], self.labels[fit], self.means, self.prior, blend)
         squares = (self.z[judge][:, None] - means).square().sum(2)
-        logits = (prior.log() - 0.5 * self.weight * squares) / self.temperature
-        return torch.nn.functional.cross_entropy(logits, self.labels[judge], reduction="none")
+        return (prior.log() - 0.5 * self.weight * squares) / self.temperature
+
+    def losses(self, fit: Tensor, judge: Tensor, blend: Blend) -> Tensor:
+        """Return the losses on some examples after a blend with others."""
+        logits = self.logits(fit, judge, blend)
+        return cross_entropy(logits, self.labels[judge], reduction="none")
 
     def choose(self, rows: Tensor) -> Blend:
         """Return the setting of least loss in a cross-validation on some examples."""
@@ -242,14 +252,25 @@ class _Task(NamedTuple):
             totals.append(float(torch.stack(parts).sum()))
         return _GRID[int(np.argmin(totals))]
 
-    def losses_of_choice(self) -> tuple[Tensor, Tensor]:
-        """Return the losses of the old model, and after a choice that did not see the example."""
-        before = []
-        after = []
+    def judge_choice(self) -> tuple[Tensor, Tensor, int]:
+        """Compare the old model with a choice that did not see the example, for all examples.
+
+        Returns:
+            The losses of both, and how many more examples the choice has right.
+        """
+        logits: dict[str, list[Tensor]] = {"before": [], "after": []}
+        rows = []
         for fit, judge in _folds(torch.arange(len(self.labels))):
-            before.append(self.losses(fit, judge, Blend(math.inf, 0.0, 0.0)))
-            after.append(self.losses(fit, judge, self.choose(fit)))
-        return torch.cat(before), torch.cat(after)
+            logits["before"].append(self.logits(fit, judge, Blend(math.inf, 0.0, 0.0)))
+            logits["after"].append(self.logits(fit, judge, self.choose(fit)))
+            rows.append(judge)
+
+        labels = self.labels[torch.cat(rows)]
+        before = torch.cat(logits["before"])
+        after = torch.cat(logits["after"])
+        right = (after.argmax(1) == labels).sum() - (before.argmax(1) == labels).sum()
+        losses = [cross_entropy(part, labels, reduction="none") for part in (before, after)]
+        return losses[0], losses[1], int(right)
 
 
 def blended(

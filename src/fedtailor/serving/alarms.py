@@ -131,14 +131,28 @@ def unusual_share(held_out: Tensor, recent: Tensor) -> Alarm:
     return Alarm(count / num_recent, most / num_recent, float(chances[count]))
 
 
+def overlap(held_out: Tensor, recent: Tensor) -> Alarm:
+    """Return how often a recent score is above a held-out one, with its p-value by exchanges.
+
+    Args:
+        held_out: scores of held-out examples (n,).
+        recent: scores of recent inputs (m,).
+    """
+    held_out = _evenly_spaced(held_out)
+    recent = _evenly_spaced(recent)
+    ranks = _ranks(torch.cat([recent, held_out]))
+    values = [_overlap(ranks[order], len(recent)) for order in _orders(len(ranks), 1)]
+    return _alarm(torch.cat(values))
+
+
 def _exchange_alarms(held_out: Signals, recent: Signals) -> tuple[Alarm, Alarm]:
     """Return the alarms on surprise and class mix, by exchanging held-out and recent inputs.
 
     Ordinary inputs could as well be held-out ones. So the value is one of 1 + 999, of which each is
     equally likely to be the largest; the threshold is the tenth largest of the others.
     """
-    held_out = _evenly_spaced(held_out)
-    recent = _evenly_spaced(recent)
+    held_out = Signals(*map(_evenly_spaced, held_out))
+    recent = Signals(*map(_evenly_spaced, recent))
     count = len(recent.surprise)
 
     # The recent inputs come first.
@@ -153,13 +167,9 @@ def _exchange_alarms(held_out: Signals, recent: Signals) -> tuple[Alarm, Alarm]:
     return _alarm(torch.cat(overlaps)), _alarm(torch.cat(gains))
 
 
-def _evenly_spaced(inputs: Signals) -> Signals:
-    count = len(inputs.surprise)
-    if count <= _MOST:
-        return inputs
-
-    rows = torch.arange(_MOST) * count // _MOST
-    return Signals(*(values[rows] for values in inputs))
+def _evenly_spaced(values: Tensor) -> Tensor:
+    count = len(values)
+    return values if count <= _MOST else values[torch.arange(_MOST) * count // _MOST]
 
 
 def _ranks(values: Tensor) -> Tensor:
