@@ -18,7 +18,7 @@ from fedtailor.privacy.masks.journal import Journal
 from fedtailor.privacy.masks.keys import SiteKeys, write_bundles
 from fedtailor.privacy.masks.primitives import digest_of, point_of
 from fedtailor.privacy.masks.server import unmask
-from fedtailor.privacy.masks.session import Request, Session, write_cohort
+from fedtailor.privacy.masks.session import Session, SumRequest, write_cohort
 from fedtailor.privacy.masks.site import MaskingSite
 from fedtailor.privacy.options import colluding_of, threshold_of
 
@@ -52,7 +52,7 @@ def measure(numbers, count, lost):
     report("a bundle", timed(lambda: sites[0].bundles([0])))
     bundles = [site.bundles([0])[0] for site in sites]
     cohort = [bundle.member for bundle in bundles]
-    request = Request("train", 1, 0, digest_of("plan"), digest_of("layout"), digest_of("shared"))
+    request = SumRequest("train", 1, 0, digest_of("plan"), digest_of("layout"), digest_of("shared"))
 
     rng = np.random.default_rng(0)
     values = rng.integers(-(2**40), 2**40, numbers).astype("<u8")

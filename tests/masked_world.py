@@ -11,8 +11,8 @@ from fedtailor.privacy.masks.keys import SiteKeys, check_bundle
 from fedtailor.privacy.masks.primitives import RefusedError, digest_of, point_of
 from fedtailor.privacy.masks.server import unmask
 from fedtailor.privacy.masks.session import (
-    Request,
     Session,
+    SumRequest,
     check_roster,
     context_of,
     digest_of_download,
@@ -31,7 +31,7 @@ POINTS = tuple(map(point_of, IDENTITIES))
 def request(round=1, attempt=0, kind="train", **values):
     """Return a request."""
     fields = {"plan": PLAN, "layout": LAYOUT, "shared": DOWNLOAD, **values}
-    return Request(kind, round, attempt, **fields)
+    return SumRequest(kind, round, attempt, **fields)
 
 
 def vectors(count, length=8, seed=0):

@@ -26,9 +26,9 @@ from fedtailor.privacy.masks.primitives import (
 )
 from fedtailor.privacy.masks.session import (
     LONGEST_SIGNATURE,
-    Member,
-    Request,
     Session,
+    SumMember,
+    SumRequest,
     read_cohort,
     write_cohort,
 )
@@ -44,12 +44,12 @@ _NO_SHARE = b"\xff" * SHARE_BYTES
 class AboutSum(NamedTuple):
     """What the requests ``agree`` and ``unmask`` say."""
 
-    request: Request
-    cohort: tuple[Member, ...]
+    request: SumRequest
+    cohort: tuple[SumMember, ...]
     survivors: frozenset[int]
 
 
-def sum_head(request: Request, survivors: frozenset[int]) -> dict[str, Any]:
+def sum_head(request: SumRequest, survivors: frozenset[int]) -> dict[str, Any]:
     """Return what the head of ``agree`` and ``unmask`` says of a sum."""
     return {
         "of": request.kind,
@@ -81,7 +81,7 @@ def read_sum(message: Envelope, plan: bytes, session: Session) -> AboutSum:
     if not isinstance(survivors, list):
         raise wrong("survivors", "numbers of sites", survivors)
     numbers = frozenset(whole("survivors", number, MOST_SITES) for number in survivors)
-    request = Request(
+    request = SumRequest(
         kind,
         whole("round", head.get("round"), LARGEST_ROUND),
         whole("attempt", head.get("attempt"), MOST_ATTEMPTS),
@@ -186,12 +186,12 @@ def read_masked(raw: bytes, entries: int) -> tuple[np.ndarray, bytes]:
     return np.frombuffer(raw, _ENTRY, entries), raw[size:]
 
 
-def write_sealed(sealed: Mapping[int, bytes], cohort: Sequence[Member]) -> bytes:
+def write_sealed(sealed: Mapping[int, bytes], cohort: Sequence[SumMember]) -> bytes:
     """Return the sealed shares of one holder as bytes; of itself there are none."""
     return _write_cohort_texts(sealed, cohort, bytes(SEALED_BYTES))
 
 
-def read_sealed(raw: bytes, cohort: Sequence[Member]) -> dict[int, bytes]:
+def read_sealed(raw: bytes, cohort: Sequence[SumMember]) -> dict[int, bytes]:
     """Return the sealed shares that :func:`write_sealed` wrote.
 
     Raises:
@@ -200,12 +200,12 @@ def read_sealed(raw: bytes, cohort: Sequence[Member]) -> dict[int, bytes]:
     return _read_cohort_texts(raw, cohort, SEALED_BYTES)
 
 
-def write_shares(shares: Mapping[int, bytes | None], cohort: Sequence[Member]) -> bytes:
+def write_shares(shares: Mapping[int, bytes | None], cohort: Sequence[SumMember]) -> bytes:
     """Return the shares of one holder as bytes."""
     return _write_cohort_texts(shares, cohort, _NO_SHARE)
 
 
-def read_shares(raw: bytes, cohort: Sequence[Member]) -> dict[int, bytes | None]:
+def read_shares(raw: bytes, cohort: Sequence[SumMember]) -> dict[int, bytes | None]:
     """Return the shares that :func:`write_shares` wrote.
 
     Raises:
@@ -216,13 +216,13 @@ def read_shares(raw: bytes, cohort: Sequence[Member]) -> dict[int, bytes | None]
 
 
 def _write_cohort_texts(
-    texts: Mapping[int, bytes | None], cohort: Sequence[Member], missing: bytes
+    texts: Mapping[int, bytes | None], cohort: Sequence[SumMember], missing: bytes
 ) -> bytes:
     """Return texts of one length by member as bytes, one after the other."""
     return b"".join(texts.get(member.number) or missing for member in cohort)
 
 
-def _read_cohort_texts(raw: bytes, cohort: Sequence[Member], size: int) -> dict[int, bytes]:
+def _read_cohort_texts(raw: bytes, cohort: Sequence[SumMember], size: int) -> dict[int, bytes]:
     if len(raw) != size * len(cohort):
         raise RefusedError("there must be one entry for every site of a sum.")
     return {
@@ -230,6 +230,6 @@ def _read_cohort_texts(raw: bytes, cohort: Sequence[Member], size: int) -> dict[
     }
 
 
-def cohort_blob(cohort: Sequence[Member]) -> dict[str, bytes]:
+def cohort_blob(cohort: Sequence[SumMember]) -> dict[str, bytes]:
     """Return the blob that names the members of a sum."""
     return {"cohort": write_cohort(cohort)}

@@ -31,7 +31,7 @@ from fedtailor.privacy.masks.keys import Bundle
 from fedtailor.privacy.masks.primitives import is_signed
 from fedtailor.privacy.masks.server import TooFewSharesError, unmask
 from fedtailor.privacy.masks.session import (
-    Request,
+    SumRequest,
     context_of,
     masked_digest,
     survivors_digest,
@@ -88,7 +88,7 @@ class MaskedSum:
     def __init__(
         self,
         exchange: SumExchange,
-        request: Request,
+        request: SumRequest,
         bundles: Sequence[Bundle],
         path: Path,
         record: SumRecord,

@@ -42,7 +42,7 @@ from fedtailor.privacy.masks.keys import (
     read_bundles,
 )
 from fedtailor.privacy.masks.primitives import RefusedError
-from fedtailor.privacy.masks.session import Request, Session, digest_of_download
+from fedtailor.privacy.masks.session import Session, SumRequest, digest_of_download
 
 MASKS = "masks"
 """Folder of a run, in which the server keeps what it needs to open sums."""
@@ -123,12 +123,14 @@ class SecureSums:
         write_whole(path, write_channels(channels))
         self._channels = channels
 
-    def request(self, kind: str, round: int, attempt: int, layout: bytes, shared: bytes) -> Request:
+    def request(
+        self, kind: str, round: int, attempt: int, layout: bytes, shared: bytes
+    ) -> SumRequest:
         """Return what a sum of this run is of; see ``SiteMasks.request``."""
         plan = bytes.fromhex(self._plan.digest)
-        return Request(kind, round, attempt, plan, layout, digest_of_download(shared))
+        return SumRequest(kind, round, attempt, plan, layout, digest_of_download(shared))
 
-    def draw(self, request: Request, cohort: Sequence[int], entries: int) -> MaskedSum:
+    def draw(self, request: SumRequest, cohort: Sequence[int], entries: int) -> MaskedSum:
         """Begin a sum, or continue one.
 
         Args:

@@ -43,9 +43,9 @@ from fedtailor.privacy.masks.journal import Journal
 from fedtailor.privacy.masks.keys import SiteKeys, write_bundles
 from fedtailor.privacy.masks.primitives import RefusedError, digest_of
 from fedtailor.privacy.masks.session import (
-    Member,
-    Request,
     Session,
+    SumMember,
+    SumRequest,
     digest_of_download,
     read_cohort,
 )
@@ -149,7 +149,9 @@ class SiteMasks:
         shares = self._site.open(*about, sealed, confirmed, agreed)
         return {}, {"shares": write_shares(shares, about.cohort)}, "shares of masks"
 
-    def request(self, kind: str, round: int, attempt: int, layout: bytes, shared: bytes) -> Request:
+    def request(
+        self, kind: str, round: int, attempt: int, layout: bytes, shared: bytes
+    ) -> SumRequest:
         """Return what a sum of this run is of.
 
         Args:
@@ -159,9 +161,9 @@ class SiteMasks:
             layout: digest of what is where in the vector.
             shared: what all sites have received.
         """
-        return Request(kind, round, attempt, self._plan, layout, digest_of_download(shared))
+        return SumRequest(kind, round, attempt, self._plan, layout, digest_of_download(shared))
 
-    def allow(self, request: Request, blobs: Mapping[str, bytes]) -> None:
+    def allow(self, request: SumRequest, blobs: Mapping[str, bytes]) -> None:
         """Check a request before any work is done for it.
 
         Raises:
@@ -170,7 +172,7 @@ class SiteMasks:
         """
         self._site.allow(request, self._cohort(blobs))
 
-    def mask(self, request: Request, blobs: Mapping[str, bytes], vector: np.ndarray) -> bytes:
+    def mask(self, request: SumRequest, blobs: Mapping[str, bytes], vector: np.ndarray) -> bytes:
         """Return a vector under masks, signed: see :func:`write_masked`.
 
         Args:
@@ -186,7 +188,7 @@ class SiteMasks:
         masked = self._site.mask(request, cohort, vector.view("<u8"))
         return write_masked(masked.tobytes(), self._site.confirm(request, cohort))
 
-    def _cohort(self, blobs: Mapping[str, bytes]) -> tuple[Member, ...]:
+    def _cohort(self, blobs: Mapping[str, bytes]) -> tuple[SumMember, ...]:
         return read_cohort(blobs.get("cohort", b""), self._session)
 
     def _channel(self, message: Envelope) -> Answer:

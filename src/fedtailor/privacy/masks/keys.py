@@ -24,8 +24,8 @@ from fedtailor.privacy.masks.primitives import (
     unseal,
 )
 from fedtailor.privacy.masks.session import (
-    Member,
     Session,
+    SumMember,
     channel_digest,
     check_signature,
     read_member,
@@ -65,7 +65,7 @@ class Shares(NamedTuple):
 class Bundle(NamedTuple):
     """What a site makes in advance for one sum."""
 
-    member: Member
+    member: SumMember
     sealed: tuple[bytes, ...]
     """The sealed shares by holder; empty for the site itself."""
 
@@ -116,7 +116,7 @@ class SiteKeys:
             self._sealed(index, holder, shares, channels)
             for holder, shares in enumerate(self.shares_for(index, range(len(session.roster))))
         )
-        member = Member(
+        member = SumMember(
             self._number,
             index,
             pair_key=public_key(self.pair_secret(index)),
@@ -145,7 +145,7 @@ class SiteKeys:
         return coefficients
 
     def unseal_shares(
-        self, member: Member, sealed: bytes, channels: Sequence[bytes]
+        self, member: SumMember, sealed: bytes, channels: Sequence[bytes]
     ) -> Shares | None:
         """Return what this site holds of another's secrets; None if the seal is broken."""
         key = self._seal_key(member.number, self._number, channels)

@@ -17,9 +17,9 @@ from fedtailor.privacy.masks.primitives import (
     public_key,
 )
 from fedtailor.privacy.masks.session import (
-    Member,
-    Request,
     Session,
+    SumMember,
+    SumRequest,
     context_of,
 )
 from fedtailor.privacy.masks.shares import combine, weights_of
@@ -47,8 +47,8 @@ class TooFewSharesError(RefusedError):
 
 def unmask(
     session: Session,
-    request: Request,
-    cohort: Sequence[Member],
+    request: SumRequest,
+    cohort: Sequence[SumMember],
     survivors: frozenset[int],
     total: np.ndarray,
     answers: Answers,
@@ -82,9 +82,9 @@ def unmask(
 
 def _remove_pairs(
     total: np.ndarray,
-    missing: Member,
+    missing: SumMember,
     secret: bytes,
-    cohort: Sequence[Member],
+    cohort: Sequence[SumMember],
     survivors: frozenset[int],
     context: bytes,
 ) -> None:
@@ -103,12 +103,12 @@ class _Secrets:
         self._survivors = survivors
         self._answers = answers
         self._weights_of = cache(weights_of)
-        self._used: dict[Member, tuple[int, ...]] = {}
+        self._used: dict[SumMember, tuple[int, ...]] = {}
         """The holders of whose shares a secret was made."""
         self._suspects: set[int] = set()
         """Holders of shares that did not fit."""
 
-    def of(self, member: Member) -> bytes:
+    def of(self, member: SumMember) -> bytes:
         """Return the secret of a member that opens the sum.
 
         Raises:
@@ -146,7 +146,7 @@ class _Secrets:
             if sum(self._is_wrong(member, holder) for member in self._used) > most
         )
 
-    def _is_wrong(self, member: Member, holder: int) -> bool:
+    def _is_wrong(self, member: SumMember, holder: int) -> bool:
         """Return whether a share does not fit to those of which the secret was made."""
         if self._answers[holder].get(member.number) is None:
             return False
@@ -156,7 +156,7 @@ class _Secrets:
         shares = self._shares_of(member)
         return not self._fits(combine(shares, self._weights_of(holders)), member)
 
-    def _shares_of(self, member: Member) -> dict[int, bytes]:
+    def _shares_of(self, member: SumMember) -> dict[int, bytes]:
         """Return the shares of a member's secret, by holder."""
         shares = {}
         for holder, by_member in self._answers.items():
@@ -172,7 +172,7 @@ class _Secrets:
             )
         return shares
 
-    def _fits(self, secret: bytes, member: Member) -> bool:
+    def _fits(self, secret: bytes, member: SumMember) -> bool:
         if member.number in self._survivors:
             return digest_of("commit", secret) == member.commitment
         return public_key(secret) == member.pair_key

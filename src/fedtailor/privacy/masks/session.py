@@ -55,7 +55,7 @@ class Session(NamedTuple):
         return self.run.encode()
 
 
-class Member(NamedTuple):
+class SumMember(NamedTuple):
     """A site in a sum."""
 
     number: int
@@ -78,7 +78,7 @@ class Member(NamedTuple):
         return digest_of("bundle", session.salt, session.digest, numbers, *texts)
 
 
-class Request(NamedTuple):
+class SumRequest(NamedTuple):
     """What a sum is of."""
 
     kind: str
@@ -98,7 +98,7 @@ def digest_of_download(shared: bytes) -> bytes:
     return digest_of("shared", shared)
 
 
-def context_of(session: Session, request: Request, cohort: Sequence[Member]) -> bytes:
+def context_of(session: Session, request: SumRequest, cohort: Sequence[SumMember]) -> bytes:
     """Return the digest of everything that a sum is made under."""
     numbers = pack(request.round, request.attempt, session.threshold)
     members = b"".join(
@@ -133,7 +133,7 @@ def channel_digest(session: Session, number: int, key: bytes) -> bytes:
     return digest_of("channel", session.salt, session.digest, pack(number), key)
 
 
-def check_cohort(session: Session, cohort: Sequence[Member]) -> None:
+def check_cohort(session: Session, cohort: Sequence[SumMember]) -> None:
     """Check that a cohort is large enough, and of different sites of the roster.
 
     Raises:
@@ -147,7 +147,9 @@ def check_cohort(session: Session, cohort: Sequence[Member]) -> None:
         raise RefusedError("two sites of a sum have the same key.")
 
 
-def check_survivors(session: Session, cohort: Sequence[Member], survivors: frozenset[int]) -> None:
+def check_survivors(
+    session: Session, cohort: Sequence[SumMember], survivors: frozenset[int]
+) -> None:
     """Check that enough members of a cohort are said to be in its sum, and nobody else.
 
     Raises:
@@ -173,7 +175,7 @@ def check_size(session: Session, size: int) -> None:
         )
 
 
-def check_signature(session: Session, member: Member) -> None:
+def check_signature(session: Session, member: SumMember) -> None:
     """Check that the keys of a member are those of its site.
 
     Raises:
@@ -184,7 +186,7 @@ def check_signature(session: Session, member: Member) -> None:
         raise RefusedError(f"the keys of site {member.number} are not signed by it.")
 
 
-def write_cohort(cohort: Sequence[Member]) -> bytes:
+def write_cohort(cohort: Sequence[SumMember]) -> bytes:
     """Return the members of a sum as bytes."""
     parts = []
     for member in _in_order(cohort):
@@ -193,13 +195,13 @@ def write_cohort(cohort: Sequence[Member]) -> bytes:
     return b"".join(parts)
 
 
-def read_cohort(raw: bytes, session: Session) -> tuple[Member, ...]:
+def read_cohort(raw: bytes, session: Session) -> tuple[SumMember, ...]:
     """Return the members that :func:`write_cohort` wrote.
 
     Raises:
         RefusedError: the bytes are no cohort, or one of more sites than the roster has.
     """
-    members: list[Member] = []
+    members: list[SumMember] = []
     start = 0
     while start < len(raw):
         if len(members) == len(session.roster):
@@ -212,7 +214,7 @@ def read_cohort(raw: bytes, session: Session) -> tuple[Member, ...]:
     return tuple(members)
 
 
-def read_member(raw: bytes, start: int) -> tuple[Member, int]:
+def read_member(raw: bytes, start: int) -> tuple[SumMember, int]:
     """Return the member that begins at a place, and the place after it.
 
     Raises:
@@ -226,10 +228,10 @@ def read_member(raw: bytes, start: int) -> tuple[Member, int]:
     signature = raw[end : end + length]
     if length > LONGEST_SIGNATURE or len(signature) < length:
         raise RefusedError("the signature of a site is cut off, or too long.")
-    return Member(number, index, key, commitment, digest, signature), end + length
+    return SumMember(number, index, key, commitment, digest, signature), end + length
 
 
-def _in_order(cohort: Sequence[Member]) -> list[Member]:
+def _in_order(cohort: Sequence[SumMember]) -> list[SumMember]:
     return sorted(cohort, key=lambda member: member.number)
 
 

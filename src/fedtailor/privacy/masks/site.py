@@ -24,9 +24,9 @@ from fedtailor.privacy.masks.primitives import (
     public_key,
 )
 from fedtailor.privacy.masks.session import (
-    Member,
-    Request,
     Session,
+    SumMember,
+    SumRequest,
     check_cohort,
     check_signature,
     check_survivors,
@@ -56,7 +56,7 @@ class MaskingSite:
         self._number = number
         self._keys = keys
         self._journal = journal
-        self._checked: set[Member] = set()
+        self._checked: set[SumMember] = set()
         """Members whose signatures are right."""
 
     def learn_channels(self, channels: Sequence[Channel]) -> None:
@@ -85,7 +85,9 @@ class MaskingSite:
         """
         return [self._keys.bundle(index, self._channels()) for index in indices]
 
-    def mask(self, request: Request, cohort: Sequence[Member], vector: np.ndarray) -> np.ndarray:
+    def mask(
+        self, request: SumRequest, cohort: Sequence[SumMember], vector: np.ndarray
+    ) -> np.ndarray:
         """Return a vector under masks; a repeated request gets the same bits.
 
         Args:
@@ -100,7 +102,7 @@ class MaskingSite:
         self.allow(request, cohort)
         return self._masked(request, cohort, vector)
 
-    def allow(self, request: Request, cohort: Sequence[Member]) -> None:
+    def allow(self, request: SumRequest, cohort: Sequence[SumMember]) -> None:
         """Check a request to mask, and note that it was answered.
 
         Raises:
@@ -125,7 +127,7 @@ class MaskingSite:
         if mine.key_index not in journal.masked:
             journal.note_mask(request, mine.key_index, context)
 
-    def confirm(self, request: Request, cohort: Sequence[Member]) -> bytes:
+    def confirm(self, request: SumRequest, cohort: Sequence[SumMember]) -> bytes:
         """Return a signature that this site has masked a vector for a sum.
 
         Other sites open its own mask in no other sum. Without that, a server could have it masked
@@ -139,7 +141,9 @@ class MaskingSite:
             raise RefusedError("this site has masked no vector for this sum.")
         return self._keys.sign(masked_digest(self._session, context))
 
-    def agree(self, request: Request, cohort: Sequence[Member], survivors: Iterable[int]) -> bytes:
+    def agree(
+        self, request: SumRequest, cohort: Sequence[SumMember], survivors: Iterable[int]
+    ) -> bytes:
         """Return a signature of who is in a sum; a site agrees to one such set only.
 
         Raises:
@@ -153,8 +157,8 @@ class MaskingSite:
 
     def open(
         self,
-        request: Request,
-        cohort: Sequence[Member],
+        request: SumRequest,
+        cohort: Sequence[SumMember],
         survivors: Iterable[int],
         sealed: Mapping[int, bytes],
         confirmed: Mapping[int, bytes],
@@ -194,7 +198,9 @@ class MaskingSite:
             member.number: _pick(share, is_own=wanted[member]) for member, share in shares.items()
         }
 
-    def _masked(self, request: Request, cohort: Sequence[Member], vector: np.ndarray) -> np.ndarray:
+    def _masked(
+        self, request: SumRequest, cohort: Sequence[SumMember], vector: np.ndarray
+    ) -> np.ndarray:
         context = context_of(self._session, request, cohort)
         index = self._my_keys(cohort).key_index
         masked = vector.astype("<u8")
@@ -219,14 +225,14 @@ class MaskingSite:
         return masked
 
     def _context(
-        self, request: Request, cohort: Sequence[Member], survivors: frozenset[int]
+        self, request: SumRequest, cohort: Sequence[SumMember], survivors: frozenset[int]
     ) -> bytes:
         """Return the context of a sum if it can be one."""
         check_cohort(self._session, cohort)
         check_survivors(self._session, cohort, survivors)
         return context_of(self._session, request, cohort)
 
-    def _settle(self, request: Request, context: bytes, survivors: frozenset[int]) -> None:
+    def _settle(self, request: SumRequest, context: bytes, survivors: frozenset[int]) -> None:
         """Settle on who is in a sum, for ever."""
         journal = self._journal
         self._check_answered(request, context)
@@ -242,7 +248,7 @@ class MaskingSite:
             journal.note_settled(request, context, survivors)
 
     def _check_opened(
-        self, request: Request, context: bytes, wanted: Mapping[Member, bool]
+        self, request: SumRequest, context: bytes, wanted: Mapping[SumMember, bool]
     ) -> None:
         """Check that this opens one share of each bundle, ever, and one sum of a round."""
         journal = self._journal
@@ -255,7 +261,7 @@ class MaskingSite:
         if journal.opened_rounds.get((request.kind, request.round), context) != context:
             raise RefusedError(f"another sum of round {request.round} was opened already.")
 
-    def _check_answered(self, request: Request, context: bytes) -> None:
+    def _check_answered(self, request: SumRequest, context: bytes) -> None:
         """Check that an attempt has one context, and that there are few attempts."""
         attempts = self._journal.answered.get((request.kind, request.round), {})
         if attempts.get(request.attempt, context) != context:
@@ -265,12 +271,12 @@ class MaskingSite:
         if request.attempt not in attempts and len(attempts) >= MOST_ATTEMPTS:
             raise RefusedError(f"round {request.round} was tried {MOST_ATTEMPTS} times.")
 
-    def _check_order(self, request: Request) -> None:
+    def _check_order(self, request: SumRequest) -> None:
         rounds = [round for kind, round in self._journal.answered if kind == request.kind]
         if rounds and request.round < max(rounds):
             raise RefusedError(f"round {request.round} is over.")
 
-    def _check_signatures(self, cohort: Sequence[Member]) -> None:
+    def _check_signatures(self, cohort: Sequence[SumMember]) -> None:
         for member in cohort:
             if member not in self._checked:
                 check_signature(self._session, member)
@@ -303,14 +309,14 @@ class MaskingSite:
                 f"{len(right)} sites agree on who is in this sum, and {session.threshold} must."
             )
 
-    def _my_keys(self, cohort: Sequence[Member]) -> Member:
+    def _my_keys(self, cohort: Sequence[SumMember]) -> SumMember:
         """Return this site's own entry, which must have its own keys."""
         mine = next((member for member in cohort if member.number == self._number), None)
         if mine is None or mine.pair_key != public_key(self._keys.pair_secret(mine.key_index)):
             raise RefusedError("the sites of a sum do not have this site with its own keys.")
         return mine
 
-    def _shares_of(self, member: Member, sealed: Mapping[int, bytes]) -> Shares | None:
+    def _shares_of(self, member: SumMember, sealed: Mapping[int, bytes]) -> Shares | None:
         if member.number == self._number:
             return self._keys.shares_for(member.key_index, [self._number])[0]
 
@@ -323,7 +329,7 @@ class MaskingSite:
         return self._journal.channels
 
 
-def pair_stream_key(secret: bytes, number: int, other: Member, context: bytes) -> bytes:
+def pair_stream_key(secret: bytes, number: int, other: SumMember, context: bytes) -> bytes:
     """Return the key of the mask between a site, whose secret this is, and another."""
     first, second = sorted((number, other.number))
     return derive(agree_on_key(secret, other.pair_key), context, "pair", first, second)
