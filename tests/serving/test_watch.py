@@ -152,7 +152,7 @@ def test_rows_of_a_table_are_watched_and_its_data_may_not_change(tmp_path):
     recent = tmp_path / "recent.csv"
     shutil.copy(table, recent)
     shutil.rmtree(tmp_path / "hospital_tables")
-    with pytest.raises(DataError, match="hospital_tables"):
+    with pytest.raises(DataError, match="There is no folder or file"):
         run.watch("Oslo", [str(recent)])
 
     write_hospital_tables(tmp_path / "hospital_tables", rows=98)
