@@ -207,4 +207,4 @@ def test_the_demonstration_compares_the_time(tmp_path, capsys):
         assert 0 < sum(times["rounds"]) < times["all"]
 
     runs = [read_run(out / "server" / "runs" / number) for number in ("0001", "0002")]
-    assert [run.config.privacy.secure_sums for run in runs] == [False, True]
+    assert [run.config["privacy"]["secure_sums"] for run in runs] == [False, True]
