@@ -13,7 +13,6 @@ from fedtailor.privacy.masks.server import unmask
 from fedtailor.privacy.masks.session import (
     Session,
     SumRequest,
-    check_roster,
     context_of,
     digest_of_download,
 )
@@ -55,7 +54,6 @@ class World:
         """Make the sites; with a folder, their journals are files."""
         colluding = colluding_of(count, colluding)
         roster = POINTS[:count]
-        check_roster(roster)
         self.session = Session(RUN, roster, threshold_of(count, colluding), colluding, smallest)
         self.count = count
         self.folder = folder

@@ -1,6 +1,5 @@
 """What a site asks of secure sums: its section, the roster that it pins, the plans it refuses."""
 
-import re
 import tomllib
 from dataclasses import replace
 
@@ -77,7 +76,6 @@ def checked(folder):
         ("smallest_sum = 1", "privacy.smallest_sum must be >= 2"),
         ("colluding = 'all'", "privacy.colluding must be"),
         ("most_epsilon = -1", "privacy.most_epsilon must be >= 0"),
-        ("allow_bisect = 'no'", "privacy.allow_bisect must be true or false"),
     ],
 )
 def test_mistakes_in_the_section_are_one_sentence(berlin, text, problem):
@@ -93,7 +91,6 @@ require_secure_sums = true
 smallest_sum = 4
 colluding = 1
 most_epsilon = 8
-allow_bisect = true
 """
     add_options(berlin, text)
     assert load_site(berlin).privacy == SitePrivacy(
@@ -102,7 +99,6 @@ allow_bisect = true
         smallest_sum=4,
         colluding=1,
         most_epsilon=8.0,
-        allow_bisect=True,
     )
 
 
@@ -257,10 +253,10 @@ def test_the_check_of_a_site_finds_a_roster_that_is_not_the_pinned_one(berlin, r
 
 
 TOML = {
-    "a comment above the next section": (
-        "a = 1\n\n[privacy]\nsmallest_sum = 4 # mine\n\n# Of the policy.\n[policy]\nb = 2\n",
-        "[privacy]\n",
-        '[privacy]\nroster = "X"\n',
+    "comments": (
+        "a = 1\n\n# Of privacy.\n[privacy]\nsmallest_sum = 4 # mine\n[policy]\n# Ours.\nb = 2\n",
+        "# mine\n",
+        '# mine\nroster = "X"\n',
     ),
     "an older value": (
         '[privacy]  # ours\nroster = "old"\nsmallest_sum = 4\n',
@@ -290,36 +286,35 @@ def test_one_line_is_written_and_the_others_stay(tmp_path, text, old, new):
     assert tomllib.loads(path.read_bytes().decode())["privacy"]["roster"] == "X"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "privacy = {smallest_sum = 3}\n",
-        "privacy.smallest_sum = 3\n",
-        'a = """\n[privacy]\n"""\n',
-        '[privacy]\nroster = """\nold"""\n',
-    ],
-)
-def test_a_file_that_cannot_be_changed_stays_as_it_is(tmp_path, text):
+SECTIONS = [
+    "a = 1\n\n# Mine.\n[policy]\nb = 2\n[policy.study]\nc = 3\n[privacy]\nd = 4\n",
+    "[policy.study]\nc = 3\n[privacy]\nd = 4\n[policy]\nb = 2\n",
+    "policy = {b = 2}\nprivacy = {d = 4}\n",
+    "policy.study.c = 3\npolicy.b = 2\nprivacy.d = 4\n",
+    "[privacy]\nd = 4",
+]
+
+
+@pytest.mark.parametrize("text", SECTIONS)
+def test_the_values_of_a_section_are_replaced(tmp_path, text):
     path = tmp_path / "site.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=re.escape("write privacy as a section [privacy]")):
-        write_value(path, "privacy", "roster", "X")
-    assert path.read_text() == text
+    values = {"b": 5, "span": [1, 2], "study": {"e": 6}}
+    write_section(path, "policy", values)
+    written = path.read_text()
+    assert tomllib.loads(written) == {**tomllib.loads(text), "policy": values}
+    assert ("# Mine.\n[policy]" in written) == ("# Mine." in text)
 
 
-def test_a_section_is_replaced_with_those_in_it(tmp_path):
+@pytest.mark.parametrize("text", SECTIONS)
+def test_a_value_is_written_however_its_section_is(tmp_path, text):
     path = tmp_path / "site.toml"
-    path.write_text(
-        "a = 1\n# Old.\n[policy]\nb = 2\n[policy.study]\nc = 3\n\n# Whom I trust.\n[privacy]\nd = 4\n"
-    )
-    write_section(path, "policy", {"b": 5, "span": (1, 2)})
-    text = path.read_text()
-    assert tomllib.loads(text) == {
-        "a": 1,
-        "privacy": {"d": 4},
-        "policy": {"b": 5, "span": [1, 2]},
+    path.write_text(text)
+    write_value(path, "privacy", "roster", "X")
+    assert tomllib.loads(path.read_text()) == {
+        **tomllib.loads(text),
+        "privacy": {"d": 4, "roster": "X"},
     }
-    assert text.startswith("a = 1\n# Whom I trust.\n[privacy]\nd = 4\n\n[policy]\n")
 
 
 def write_sites(world):

@@ -9,11 +9,14 @@ import typer
 
 from fedtailor.cli.options import (
     NOTHING_NAMED,
+    Algorithm,
     Assignments,
+    ConfigFile,
     Debug,
     Json,
     Named,
     Out,
+    Seed,
     read_config,
     whole_number,
     with_config_flags,
@@ -40,14 +43,7 @@ def _root(context: typer.Context, help_: Help = False) -> None:
 @audit_app.command("members", cls=Command)
 @with_config_flags()
 def members(
-    config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG.toml",
-            show_default=False,
-            help="Configuration file. Options override it.",
-        ),
-    ] = "",
+    config: ConfigFile = "",
     algorithm: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,23 +110,8 @@ def members(
     "engine.device",
 )
 def noise(
-    config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG.toml",
-            show_default=False,
-            help="Configuration file. Options override it.",
-        ),
-    ] = "",
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            "--algorithm",
-            "-a",
-            metavar="NAME",
-            help="Algorithm (see: fedtailor list algorithms), or package.module:Class.",
-        ),
-    ] = "",
+    config: ConfigFile = "",
+    algorithm: Algorithm = "",
     canaries: Annotated[
         int,
         typer.Option(
@@ -141,12 +122,7 @@ def noise(
         ),
     ] = 200,
     named: Named = NOTHING_NAMED,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run."
-        ),
-    ] = None,
+    seed: Seed = None,
     set_: Assignments = None,
     json: Json = False,
     debug: Debug = False,

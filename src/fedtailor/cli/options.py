@@ -66,6 +66,27 @@ def decimal_number(option: str) -> Callable[[str], float]:
     return read
 
 
+ConfigFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG.toml",
+        show_default=False,
+        help="Configuration file. Options override it.",
+    ),
+]
+Algorithm = Annotated[
+    str,
+    typer.Option(
+        "--algorithm",
+        "-a",
+        metavar="NAME",
+        help="Algorithm (see: fedtailor list algorithms), or package.module:Class.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run."),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedtailor.cli.options import (
     NOTHING_NAMED,
     Assignments,
+    ConfigFile,
     Debug,
     Json,
     Named,
@@ -43,14 +44,7 @@ def _root(context: typer.Context, help_: Help = False) -> None:
     "federation.participation",
 )
 def plan(
-    config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG.toml",
-            show_default=False,
-            help="Configuration file. Options override it.",
-        ),
-    ] = "",
+    config: ConfigFile = "",
     named: Named = NOTHING_NAMED,
     set_: Assignments = None,
     json: Json = False,

@@ -9,14 +9,16 @@ import typer
 
 from fedtailor.cli.options import (
     NOTHING_NAMED,
+    Algorithm,
     Assignments,
+    ConfigFile,
     Debug,
     Json,
     Named,
     Out,
+    Seed,
     Track,
     read_config,
-    whole_number,
     with_config_flags,
 )
 from fedtailor.cli.shell import guarded, print_json, print_result
@@ -27,30 +29,10 @@ if TYPE_CHECKING:
 
 @with_config_flags()
 def run_(
-    config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG.toml",
-            show_default=False,
-            help="Configuration file. Options override it.",
-        ),
-    ] = "",
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            "--algorithm",
-            "-a",
-            metavar="NAME",
-            help="Algorithm (see: fedtailor list algorithms), or package.module:Class.",
-        ),
-    ] = "",
+    config: ConfigFile = "",
+    algorithm: Algorithm = "",
     named: Named = NOTHING_NAMED,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run."
-        ),
-    ] = None,
+    seed: Seed = None,
     set_: Assignments = None,
     out: Out = "",
     track: Track = None,

@@ -33,8 +33,6 @@ class SitePrivacy:
     most_epsilon: Annotated[float, Range(ge=0)] = 0.0
     """The most that a plan may tell by ``privacy.epsilon``; plans without differential privacy are
     refused then. 0: any plan."""
-    allow_bisect: bool = False
-    """Whether the server may ask for sums over halves of the sites, to find who spoils a sum."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="privacy")

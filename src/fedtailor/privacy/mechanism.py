@@ -149,11 +149,12 @@ class ClientBounds(NamedTuple):
 def digest_of(totals: Mapping[str, PartialSum]) -> str:
     """Return the digest of sums, in hexadecimal."""
     digest = hashlib.sha256()
-    for name in sorted(totals):
-        for path, leaf in sorted(totals[name].leaves.items()):
+    leaves = {name: partial.leaves for name, partial in totals.items()}
+    on_host = to_host(leaves, "the digest of sums before noise")
+    for name in sorted(on_host):
+        for path, leaf in sorted(on_host[name].items()):
             digest.update(f"{name}/{path}".encode())
-            host = to_host(leaf, "the digest of a sum before noise")
-            digest.update(host.contiguous().numpy().tobytes())
+            digest.update(leaf.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

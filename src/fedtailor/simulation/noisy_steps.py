@@ -80,9 +80,10 @@ class NoisySteps:
 
     def _digest(self, shared: tree.Tree, seed: int) -> str:
         digest = hashlib.sha256(f"{seed}/{self._algorithm}/{self.plan.privacy.clip}".encode())
-        for path, leaf in tree.paths(shared).items():
+        on_host = to_host(tree.paths(shared), "the digest of a model")
+        for path, leaf in on_host.items():
             digest.update(path.encode())
-            digest.update(to_host(leaf, "the digest of a model").contiguous().numpy().tobytes())
+            digest.update(leaf.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def _check_budget(self, report: RoundReport, entries: Sequence[LedgerEntry]) -> None:

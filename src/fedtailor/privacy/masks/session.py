@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from fedtailor.privacy.masks.primitives import (
     DIGEST_BYTES,
-    POINT_BYTES,
     RefusedError,
     digest_of,
     is_signed,
@@ -233,16 +232,6 @@ def read_member(raw: bytes, start: int) -> tuple[SumMember, int]:
 
 def _in_order(cohort: Sequence[SumMember]) -> list[SumMember]:
     return sorted(cohort, key=lambda member: member.number)
-
-
-def check_roster(roster: Sequence[bytes]) -> None:
-    """Check that every site has a key of its own.
-
-    Raises:
-        RefusedError: it has not.
-    """
-    if len(set(roster)) < len(roster) or any(len(point) != POINT_BYTES for point in roster):
-        raise RefusedError("the sites of a roster must have different keys.")
 
 
 assert _MEMBER.size == 8 + 3 * DIGEST_BYTES + 2
