@@ -91,6 +91,7 @@ def test_a_person_is_asked(world, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     run("site trust berlin roster.json")
     assert (world / "berlin" / "roster.json").exists()
+    assert "and refuses plans without secure sums." in capsys.readouterr().out
 
 
 def test_what_is_wrong_changes_nothing(world, capsys, monkeypatch):

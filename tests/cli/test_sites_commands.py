@@ -448,6 +448,7 @@ def test_the_sites_of_the_demonstration_trust_each_other(tmp_path):
     for name in demo.SITES:
         options = load_site(tmp_path / name)
         assert options.privacy.roster == fingerprint == pinned_roster(tmp_path / name, options).pin
+        assert not options.privacy.require_secure_sums, "the first run is without them"
 
 
 def test_the_demonstration_prints_the_time_with_and_without_secure_sums(tmp_path, capsys):

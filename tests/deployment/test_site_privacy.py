@@ -12,7 +12,7 @@ from fedtailor.deployment.keys import make_node_key, read_own_key
 from fedtailor.deployment.options import load_site
 from fedtailor.deployment.roster import RosterSite, SiteRoster, write_roster
 from fedtailor.deployment.site_check import check_site
-from fedtailor.deployment.site_file import write_section, write_value
+from fedtailor.deployment.site_file import write_section, write_values
 from fedtailor.deployment.site_privacy import SitePrivacy
 from fedtailor.deployment.trust import acceptable_roster, pin_roster, pinned_roster
 from fedtailor.privacy.options import PrivacyOptions
@@ -162,11 +162,19 @@ def test_a_site_pins_a_roster_and_keeps_its_other_lines(berlin, path, roster):
     pin_roster(berlin, roster)
     assert pinned_roster(berlin, load_site(berlin)) == roster
     after = (berlin / "site.toml").read_text()
-    assert after == f'{before.rstrip()}\n\n[privacy]\nroster = "{roster.pin}"\n'
+    lines = f'roster = "{roster.pin}"\nrequire_secure_sums = true\n'
+    assert after == f"{before.rstrip()}\n\n[privacy]\n{lines}"
 
     # Once more, the same.
     pin_roster(berlin, acceptable_roster(berlin, path, replace=False))
     assert (berlin / "site.toml").read_text() == after
+
+
+def test_a_site_that_allows_plans_without_secure_sums_still_does(berlin, roster):
+    add_options(berlin, "[privacy]\nrequire_secure_sums = false\n")
+    pin_roster(berlin, roster)
+    options = load_site(berlin).privacy
+    assert options.roster == roster.pin and not options.require_secure_sums
 
 
 def test_another_roster_needs_a_word(berlin, path, roster):
@@ -222,14 +230,16 @@ def test_the_check_of_a_site_says_whom_it_trusts(berlin, roster):
         "no roster is trusted: the server sees what this site alone sends",
     )
 
+    add_options(berlin, "[privacy]\nrequire_secure_sums = false\n")
     pin_roster(berlin, roster)
     check = checked(berlin)
     assert check.ok and "of 5 sites is trusted" in check.text
     assert "4 of 5 sites must answer; 1 may work with the server." in check.text
     assert "No site may miss" not in check.text and "are allowed" in check.text
 
+    text = (berlin / "site.toml").read_text()
+    (berlin / "site.toml").write_text(text.replace("require_secure_sums = false\n", ""))
     pin_roster(berlin, of_three(roster))
-    add_options(berlin, "require_secure_sums = true\n")
     check = checked(berlin)
     assert check.ok and "No site may miss a round: the sum of 2 is refused." in check.text
     assert check.text.endswith("Plans without secure sums are refused.")
@@ -281,7 +291,7 @@ TOML = {
 def test_one_line_is_written_and_the_others_stay(tmp_path, text, old, new):
     path = tmp_path / "site.toml"
     path.write_bytes(text.encode())
-    write_value(path, "privacy", "roster", "X")
+    write_values(path, "privacy", {"roster": "X"}, missing={})
     assert path.read_bytes().decode() == text.replace(old, new)
     assert tomllib.loads(path.read_bytes().decode())["privacy"]["roster"] == "X"
 
@@ -310,7 +320,7 @@ def test_the_values_of_a_section_are_replaced(tmp_path, text):
 def test_a_value_is_written_however_its_section_is(tmp_path, text):
     path = tmp_path / "site.toml"
     path.write_text(text)
-    write_value(path, "privacy", "roster", "X")
+    write_values(path, "privacy", {"roster": "X"}, missing={})
     assert tomllib.loads(path.read_text()) == {
         **tomllib.loads(text),
         "privacy": {"d": 4, "roster": "X"},

@@ -181,8 +181,10 @@ def trust(
         raise typer.Exit(RunError.exit_code)
 
     pin_roster(folder, chosen)
-    record = {"folder": str(folder), **chosen.summary()}
-    print_result(record, json, typer.echo, f"{folder} trusts them from its next start.")
+    is_required = load_site(folder).privacy.require_secure_sums
+    record = {"folder": str(folder), **chosen.summary(), "require_secure_sums": is_required}
+    rule = "and refuses plans without secure sums" if is_required else "and needs no secure sums"
+    print_result(record, json, typer.echo, f"{folder} trusts them from its next start, {rule}.")
 
 
 def _compare(typed: str, roster: SiteRoster, path: Path) -> None:

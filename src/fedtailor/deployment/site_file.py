@@ -13,15 +13,27 @@ from fedtailor.core.atomic import write_whole
 from fedtailor.core.reading import LARGEST_TOML, read_file
 
 
-def write_value(path: Path, section: str, key: str, value: str) -> None:
-    """Set one value of a section, which is added at the end if it is missing.
+def write_values(
+    path: Path, section: str, values: Mapping[str, Any], *, missing: Mapping[str, Any]
+) -> None:
+    """Set values of a section, which is added at the end if it is missing.
+
+    Args:
+        path: of the file.
+        section: its name.
+        values: by key.
+        missing: values that are set only where the section has none.
 
     Raises:
         DataError: the file cannot be read.
         RunError: it cannot be written.
     """
     document = _read(path)
-    _section(document, section)[key] = value
+    table = _section(document, section)
+    table.update(values)
+    for key, value in missing.items():
+        table.setdefault(key, value)
+
     write_whole(path, tomlkit.dumps(document))
 
 

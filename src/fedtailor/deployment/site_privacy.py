@@ -24,7 +24,8 @@ class SitePrivacy:
     """Fingerprint of the roster that the site trusts, which ``fedtailor site trust`` writes; empty:
     of none."""
     require_secure_sums: bool = False
-    """Whether the site refuses plans in which the server gets its messages and not only sums."""
+    """Whether the site refuses plans in which the server gets its messages and not only sums, as
+    ``fedtailor site trust`` writes where nothing else stands."""
     smallest_sum: Annotated[int, Range(ge=2)] = 3
     """Sites that a sum is over, at least."""
     colluding: Colluding = "third"

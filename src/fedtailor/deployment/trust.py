@@ -10,7 +10,7 @@ from fedtailor.deployment.init import SITE_KEY
 from fedtailor.deployment.keys import read_own_key
 from fedtailor.deployment.options import SITE_FILE, SiteOptions, load_site
 from fedtailor.deployment.roster import ROSTER_FILE, SiteRoster, read_roster, spell
-from fedtailor.deployment.site_file import write_value
+from fedtailor.deployment.site_file import write_values
 
 
 def acceptable_roster(folder: Path, path: Path, *, replace: bool) -> SiteRoster:
@@ -44,13 +44,16 @@ def acceptable_roster(folder: Path, path: Path, *, replace: bool) -> SiteRoster:
 def pin_roster(folder: Path, roster: SiteRoster) -> None:
     """Copy a roster into the folder of a site, and write its fingerprint into ``site.toml``.
 
+    From then on, the site refuses plans without secure sums, unless ``site.toml`` allows them.
+
     Raises:
-        ConfigError: ``site.toml`` has its section in one line.
         RunError: a file cannot be written.
     """
     # A fingerprint without its roster is refused, a roster without its fingerprint is not used.
     write_whole(folder / ROSTER_FILE, roster.to_text())
-    write_value(folder / SITE_FILE, "privacy", "roster", roster.pin)
+    values = {"roster": roster.pin}
+    missing = {"require_secure_sums": True}
+    write_values(folder / SITE_FILE, "privacy", values, missing=missing)
 
 
 def pinned_roster(folder: Path, options: SiteOptions) -> SiteRoster | None:
