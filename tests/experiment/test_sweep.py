@@ -341,6 +341,20 @@ def test_a_method_of_one_exchange_is_trained_once_a_trial(tmp_path):
     assert rounds == [[1], [1]]
 
 
+def test_what_noise_promises_counts_every_trial(tmp_path):
+    noisy = [
+        ("data.clients", 40),
+        ("federation.participation", 1.0),
+        ("privacy.unit", "client"),
+        ("privacy.epsilon", 8.0),
+        ("privacy.delta", 0.01),
+    ]
+    values = {"training.lr": [0.1, 0.3, 0.9]}
+    result = sweep(config(*noisy), values=values, out=tmp_path / "sweep")
+    assert result["privacy"]["runs"] == 3
+    assert "per client in each of 3 runs (they add up)" in result["privacy"]["claim"]
+
+
 def test_trials_that_lag_behind_are_pruned(tmp_path, count_rounds):
     settings = config(("federation.rounds", 4))
     values = {"training.lr": [0.3, 1e-9, 2e-9, 3e-9]}

@@ -63,6 +63,7 @@ from fedtailor.experiment.sweep_options import (
     with_values,
 )
 from fedtailor.experiment.tracking import RunProgress
+from fedtailor.privacy.claims import promises_of
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -511,7 +512,7 @@ def _read_step(job: RunJob, result: Any) -> Record:
     num_seeds = len(job.config.seeds)
     try:
         accuracy = result["metrics"].get("validation", {}).get("accuracy", {})
-        return {
+        step = {
             "rounds": result["rounds"],
             "validation": validation_accuracy(result["metrics"]),
             "standard_error": accuracy.get("sem", {}).get("mean"),
@@ -520,6 +521,9 @@ def _read_step(job: RunJob, result: Any) -> Record:
             "seconds": result["seconds"]["total"] * num_seeds,
             "events": result["events"],
         }
+        if "privacy" in result:
+            step["privacy"] = result["privacy"]
+        return step
     except (KeyError, TypeError, AttributeError) as error:
         message = f"the result in '{job.folder}' is damaged. Remove this folder to run it again."
         raise DataError(message, path=job.folder) from error
@@ -592,6 +596,10 @@ def _conclude(
         "trained_rounds": sum(method["trained_rounds"] for method in methods),
         "notes": list(notes),
     }
+
+    # Every trial tells something, not only the chosen one.
+    trials = [trial for search in searches for trial in search.trials]
+    result |= promises_of([step for trial in trials for step in trial["steps"]])
 
     # Reports read the folder as that of a comparison of the best runs.
     runs = [folder / method["best"]["run"] for method in chosen]

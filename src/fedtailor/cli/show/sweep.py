@@ -9,6 +9,7 @@ from typing import Any
 
 from fedtailor.cli.show.console import duration, percent, percent_with_error, say, shortened, table
 from fedtailor.cli.show.results import warn
+from fedtailor.privacy.claims import claims_of
 
 _MOST_TRIALS = 30
 """Rows of a table."""
@@ -29,6 +30,8 @@ def show_sweep(result: Mapping[str, Any]) -> None:
                 runs.append({"events": step["events"], "run": folder / step["run"]})
 
     warn(runs)
+    for claim in claims_of(result):
+        say(f"All trials together promise {claim}")
     say(f"Trained {result['trained_rounds']} rounds. Everything is in {result['sweep']}")
 
     if result["best"] is not None:
