@@ -16,14 +16,19 @@ from fedtailor.deployment.envelope import receive, send
 from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.keys import make_node_key
+from fedtailor.deployment.membership import read_history
+from fedtailor.deployment.options import PLAN_FILE
+from fedtailor.deployment.plan import read_plan
 from fedtailor.deployment.roster import roster_of
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import DeployedSite
+from fedtailor.deployment.state import SiteState
 from fedtailor.deployment.trust import pin_roster
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.reader import read_run
-from fedtailor.simulation.checkpoint import read_final_state
+from fedtailor.simulation.checkpoint import read_final_state, readable_modules
+from fedtailor.simulation.clients import in_memory
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits
@@ -310,21 +315,45 @@ def assert_same_run(world, simulated, run="0001"):
         ).read_bytes(), name
 
 
+def assert_same_states(world, run, states):
+    """Assert that every site keeps the state that it has in a simulation, by number."""
+    plan = read_plan((run / PLAN_FILE).read_bytes())
+    modules = readable_modules(plan.algorithm)
+    for client, name in enumerate(world.order):
+        folder = world.path / "sites" / name / "states" / plan.run / f"{plan.digest}-{client}"
+        kept = SiteState(folder, modules=modules)
+        versions = kept.versions()
+        assert bool(versions) == (client in states), name
+        if versions:
+            assert_same_bits(kept.load(versions[-1]), states[client])
+
+
 ABSENCES = ("absent", "failed", "quarantine")
 """Kinds of events that say that a client's round is not used."""
 
 
-def assert_same_as_simulation(world, run="0001", *, without=()):
-    """Assert that server and sites hold what a simulation with the recorded absences computes;
-    return the run."""
-    served = read_run(world.path / "server" / "runs" / run)
+def assert_same_as_simulation(world, run="0001", *, without=(), check_states=False):
+    """Assert that server and sites hold what a simulation with the recorded absences and the
+    recorded history computes; return the run."""
+    folder = world.path / "server" / "runs" / run
+    served = read_run(folder)
+    states = {}
     last = simulated(
-        world, [as_absence(event) for event in served.events if event["kind"] in ABSENCES]
+        world,
+        [as_absence(event) for event in served.events if event["kind"] in ABSENCES],
+        history=read_history(folder),
+        storage=lambda name: states.setdefault(name, {}),
     )
+    if check_states:
+        assert_same_states(world, folder, states["states"])
+
     state = read_final_state(served.path / "checkpoints", modules={"fedtailor"})
     assert_same_bits(state.server, last.state.server)
     for client, name in enumerate(world.order):
-        if client not in without:
+        # A site that is away when the run ends makes no model.
+        file = world.path / "sites" / name / "model" / "models" / f"{name}.safetensors"
+        assert file.exists() == (client in last.personal), name
+        if client in last.personal and client not in without:
             raw = (
                 world.path / "sites" / name / "model" / "models" / f"{name}.safetensors"
             ).read_bytes()
@@ -338,11 +367,14 @@ def as_absence(event):
     return {**event, "kind": "absent", "stage": stage, "reason": f"{stage}: {event['reason']}"}
 
 
-def simulated(world, events):
-    """Return the last report of a simulation in which the same clients gave no answer."""
+def simulated(world, events, *, history=(), storage=in_memory):
+    """Return the last report of a simulation in which the same clients gave no answer, or came and
+    went."""
     values = {key: value for key, value in world.values.items() if key != "deploy"}
     data = {**values.get("data", {}), "path": str(world.path / "all")}
-    config = make_config({**values, "data": data, "engine": {"name": "reference"}})
+    federation = {**values.get("federation", {}), "history": list(history)}
+    values = {**values, "data": data, "federation": federation}
+    config = make_config({**values, "engine": {"name": "reference"}})
     parts = assemble(config, 0)
     schedule = parts.config.schedule
     reports = simulate(
@@ -351,6 +383,7 @@ def simulated(world, events):
         Reference(),
         schedule,
         seed=0,
+        storage=storage,
         events=events,
         privacy=config.privacy,
     )

@@ -105,15 +105,51 @@ def remove(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Remove a site: it belongs to no further run.
+    """Remove a site for good: a run that is under way continues without it.
 
     It cannot connect once the server has been started again.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
+    from fedtailor.deployment.membership import remove_site
 
-    FederationFolder(folder).remove(name)
+    remove_site(FederationFolder(folder), name)
     print_result({"removed": name}, json, say, f"{name} is no longer registered.")
+
+
+@deploy_app.command("pause", cls=Command)
+def pause(
+    folder: ServerFolder,
+    name: SiteName,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Ask nothing of a site until it is resumed, and wait for it no more.
+
+    It works while the server runs, and while it does not.
+    """
+    from fedtailor.cli.show.console import say
+    from fedtailor.deployment.federation_folder import FederationFolder
+    from fedtailor.deployment.membership import pause_site
+
+    pause_site(FederationFolder(folder), name)
+    text = f"{name} is paused: nothing is asked of it until 'fedtailor deploy resume'."
+    print_result({"paused": name}, json, say, text)
+
+
+@deploy_app.command("resume", cls=Command)
+def resume(
+    folder: ServerFolder,
+    name: SiteName,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Let a paused site take part again, from the next round on."""
+    from fedtailor.cli.show.console import say
+    from fedtailor.deployment.federation_folder import FederationFolder
+
+    FederationFolder(folder).pause(name, paused=False)
+    print_result({"resumed": name}, json, say, f"{name} takes part again from the next round on.")
 
 
 @deploy_app.command("allow", cls=Command)
@@ -148,7 +184,8 @@ def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> Non
 
     records = []
     for site in registered:
-        records.append({"name": site.name, "new": site.new, **attendance.get(site.name, {})})
+        record = {"name": site.name, "new": site.new, "paused": site.paused}
+        records.append({**record, **attendance.get(site.name, {})})
 
     print_result({"sites": records}, json, show_sites)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import FedtailorError, RunError, find_name, unknown_name
+from fedtailor.core.history import read_change
 from fedtailor.core.options import (
     Flag,
     NoResult,
@@ -84,11 +85,25 @@ class Participation:
             raise wrong_value("federation.min_clients", allowed, self.min_clients)
 
     def cohort(
-        self, seed: int, round: int, rounds: int, population: int, attempt: int = 0
+        self,
+        seed: int,
+        round: int,
+        rounds: int,
+        population: int,
+        attempt: int = 0,
+        members: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the ids of a round's clients in increasing order.
 
         Another attempt at the round is another draw.
+
+        Args:
+            seed: of the run.
+            round: for which clients are drawn.
+            rounds: of the run.
+            population: number of clients that have a chance of their own.
+            attempt: at the round.
+            members: those of them that can be drawn, in increasing order; None: all.
 
         Raises:
             RunError: no draw reached ``min_clients``.
@@ -98,22 +113,24 @@ class Participation:
 
         from fedtailor.core import rng
 
+        drawable = np.arange(population) if members is None else np.array(members, dtype=np.int64)
         if self.plan == "all" or (round == rounds and self.full_last_round):
-            return torch.arange(population, device="cpu")
+            return torch.from_numpy(drawable)
 
         for draw in range(_MOST_DRAWS):
             purpose = f"cohort/{draw}" if attempt == 0 else f"cohort/{draw}/attempt/{attempt}"
             key = rng.new_key(seed, round=round, purpose=purpose)
-            words = rng.words(rng.plain(key), population)
+            words = rng.words(rng.plain(key), population)[drawable]
             if self.plan == "fixed":
-                return torch.from_numpy(_lowest(words, min(self.count, population)))
+                lowest = _lowest(words, min(self.count, len(drawable)))
+                return torch.from_numpy(drawable[lowest])
 
-            ids = np.flatnonzero(rng.to_unit(words) < self.probability)
+            ids = drawable[rng.to_unit(words) < self.probability]
             if len(ids) >= self.min_clients:
                 return torch.from_numpy(ids)
 
         raise RunError(
-            f"federation.participation {self.probability:g} of {population} clients did not reach "
+            f"federation.participation {self.probability:g} of {len(drawable)} clients did not reach "
             f"federation.min_clients {self.min_clients} in {_MOST_DRAWS} draws of round {round}.",
             key="federation.min_clients",
         )
@@ -339,6 +356,9 @@ class Schedule(EvaluationOptions):
     train: Literal["auto", "cohort", "all"] = "auto"
     """Who trains: the cohort, or all clients in every round while the cohort uploads; auto: as the
     method does."""
+    history: tuple[str, ...] = ()
+    """Clients that come and go, such as ``"4 pause Oslo"``: from round 4 on, nothing is asked of
+    Oslo. Lines are in the order of rounds: round; pause, resume or leave; client."""
     client_timeout: Annotated[float, Range(ge=0)] = 0.0
     """Seconds that a client's program may take, on the engine ``processes``; 0: any time."""
     robust: RobustRule = "none"
@@ -364,6 +384,9 @@ class Schedule(EvaluationOptions):
         check_options(self, owner="federation", keys=keys)
         baselines = spell_baselines(self.baselines, "evaluation.baselines")
         object.__setattr__(self, "baselines", baselines)
+        for line in self.history:
+            read_change(line)
+
         if self.watches_validation and self.personalized_every in (0, "auto"):
             key = "evaluation.personalized_every"
             allowed = f"1 or more with {self._watching_option}"
@@ -414,6 +437,11 @@ class Schedule(EvaluationOptions):
         if self.robust != "none" and self.fewest_uploads > drawn:
             fewest = f"fewer than {self.fewest_uploads} clients in a round, and there are {drawn}"
             raise wrong_value("federation.robust", f"'none' with {fewest}", self.robust)
+
+    @property
+    def fewest_members(self) -> int:
+        """How many clients that can train every round needs."""
+        return max(self.fewest_uploads, self.participation.min_clients)
 
     def evaluation_is_due(self, round: int, every: int | Literal["auto"]) -> bool:
         """Return whether an evaluation is due after a round; ``auto`` counts as 0."""

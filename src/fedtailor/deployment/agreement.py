@@ -50,6 +50,10 @@ _LONGEST_TEXT = 10_000
 """Characters of the license of an encoder."""
 
 
+class SiteLeftError(Exception):
+    """A site was paused or removed before all had agreed."""
+
+
 class Member(NamedTuple):
     """A site of a run, and what it said of itself."""
 
@@ -126,6 +130,7 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
         ConfigError: the configuration does not fit the data.
         DataError: the sites do not fit together; the message names two of them and both values.
         RunError: a site refuses.
+        SiteLeftError: a site was paused or removed meanwhile.
     """
     questions = _Questions(exchange, sites)
     descriptions = _describe(questions, file)
@@ -207,6 +212,7 @@ class _Questions:
         Raises:
             DataError: a site calls itself by another name than its registered one.
             RunError: a site refuses; as soon as it does.
+            SiteLeftError: a site was paused or removed meanwhile.
         """
         head = {"kind": kind, "protocol": PROTOCOL, "fedtailor": __version__, **question}
         blobs = {} if plan is None else {"plan": plan.raw}
@@ -224,6 +230,8 @@ class _Questions:
             return True
 
         self._exchange.ask(requests, needed=len(requests), accept=accept)
+        if len(heads) < len(requests):
+            raise SiteLeftError
         return [heads[client] for client in clients]
 
 

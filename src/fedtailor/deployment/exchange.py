@@ -73,6 +73,7 @@ class Exchange:
         *,
         clock: Callable[[], float] = time.monotonic,
         notify: Callable[[Attendance], None] = lambda attendance: None,
+        away: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         """Use a transport.
 
@@ -81,11 +82,13 @@ class Exchange:
             options: how long to wait.
             clock: gives seconds.
             notify: is called with who is there, whenever that may have changed.
+            away: gives the sites that take no part at the moment, and why; nobody waits for them.
         """
         self._transport = transport
         self._options = options
         self._clock = clock
         self._notify = notify
+        self.away = away
         self.attendance = Attendance()
 
     def ask(
@@ -100,8 +103,9 @@ class Exchange:
 
         The exchange ends when all have answered, or ``grace`` seconds after the quorum, or at the
         deadline, or when nobody else can be expected: a site that was stopped has a minute to come
-        back. But it does not end before ``needed`` sites have answered: a deployment waits where a
-        simulation would stop.
+        back, and one that was paused or removed none. But it does not end before ``needed`` sites
+        have answered, as far as there are so many: a deployment waits where a simulation would
+        stop.
 
         Args:
             requests: by the number of the site.
@@ -124,14 +128,15 @@ class Exchange:
             self._notify(self.attendance)
             now = self._clock()
             silent = [client for client in requests if client not in answers]
-            stopped = self._stopped(silent)
+            away = {client: why for client, why in self.away().items() if client in silent}
+            stopped = {**dict.fromkeys(self._stopped(silent), "it was stopped"), **away}
             if len(answers) >= quorum:  # time runs on, so the first end is the one that counts
                 end = min(end, now + self._options.grace)
 
             is_over = now >= end or len(stopped) == len(silent)
-            if is_over and len(answers) >= min(needed, len(requests)):
-                for client in stopped:
-                    failures.setdefault(client, SiteFailure("unavailable", "it was stopped"))
+            if is_over and len(answers) >= min(needed, len(requests) - len(away)):
+                for client, why in stopped.items():
+                    failures.setdefault(client, SiteFailure("unavailable", why))
                 break
 
             # Requests can be lost, so silent sites are asked again.

@@ -41,6 +41,8 @@ class Registered(NamedTuple):
     """Its public key, as one line of OpenSSH."""
     new: bool
     """Whether it never takes part in training: it gets a model when a run ends."""
+    paused: bool = False
+    """Whether nothing is asked of it until it is resumed."""
 
 
 class FederationFolder:
@@ -72,7 +74,12 @@ class FederationFolder:
         sites = []
         with content_of(path):
             for record in read_object(path, within=self.path)["sites"]:
-                site = Registered(str(record["name"]), str(record["key"]), bool(record["new"]))
+                site = Registered(
+                    str(record["name"]),
+                    str(record["key"]),
+                    bool(record["new"]),
+                    bool(record.get("paused", False)),
+                )
                 sites.append(site)
 
         return sorted(sites, key=lambda site: (site.new, site.name))
@@ -103,11 +110,39 @@ class FederationFolder:
             ConfigError: there is no such site.
         """
         sites = self.sites()
-        names = [site.name for site in sites]
-        if name not in names:
-            raise unknown_name("site", name, names, key="name")
-
+        find_site(name, sites)
         self._write_sites([site for site in sites if site.name != name])
+
+    def pause(self, name: str, *, paused: bool) -> None:
+        """Pause a site, or let it take part again.
+
+        Raises:
+            ConfigError: there is no such site, or it is paused or takes part already.
+        """
+        sites = self.sites()
+        site = find_site(name, sites)
+        if site.paused == paused:
+            state = "is paused already" if paused else "is not paused"
+            raise ConfigError(f"site '{name}' {state}.", key="name", got=name)
+
+        changed = site._replace(paused=paused)
+        self._write_sites([changed if other.name == name else other for other in sites])
+
+    def away(self, names: Sequence[str]) -> dict[int, str]:
+        """Return which sites of a run take no part at the moment, and why.
+
+        Args:
+            names: of the sites, by number.
+        """
+        present = {site.name: site.paused for site in self.sites()}
+        reasons = {}
+        for number, name in enumerate(names):
+            if name not in present:
+                reasons[number] = "it was removed"
+            elif present[name]:
+                reasons[number] = "it was paused"
+
+        return reasons
 
     def runs(self) -> list[Path]:
         """Return the folders of the runs, the oldest first."""
@@ -124,6 +159,19 @@ class FederationFolder:
     def _write_sites(self, sites: Sequence[Registered]) -> None:
         record = {"sites": [site._asdict() for site in sites]}
         write_whole(self.path / SITES_FILE, to_json(record, indent=2) + "\n")
+
+
+def find_site(name: str, sites: Sequence[Registered]) -> Registered:
+    """Return the registered site with a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for site in sites:
+        if site.name == name:
+            return site
+
+    raise unknown_name("site", name, [site.name for site in sites], key="name")
 
 
 def check_name(name: str) -> None:

@@ -229,3 +229,7 @@ def _check_one_seed(path: Path, config: Config) -> None:
         key = "federation.client_timeout"
         allowed = "0 across sites, where deploy.deadline limits a round"
         raise wrong_value(key, allowed, config.schedule.client_timeout, path=path)
+
+    if config.schedule.history:
+        allowed = "left out across sites, where 'fedtailor deploy pause' and 'remove' make it"
+        raise wrong_value("federation.history", allowed, config.schedule.history, path=path)

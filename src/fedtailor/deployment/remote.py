@@ -410,7 +410,7 @@ class RemoteClients:
             blobs: what else some of them receive.
             needed: answers that are waited for, beside those that every request needs.
         """
-        excluded = self._conduct.excluded()
+        excluded = {**self._exchange.away(), **self._conduct.excluded()}
         asked = [client for client in clients if client not in excluded]
         answers = self._ask(request, shared, asked, round, blobs, needed)
         for client in clients:

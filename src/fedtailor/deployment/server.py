@@ -9,7 +9,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +19,12 @@ from fedtailor.core.atomic import make_folder, to_json, write_whole
 from fedtailor.core.errors import ConfigError, FedtailorError, describe_error
 from fedtailor.core.federation import Roster
 from fedtailor.core.folders import this_process
+from fedtailor.core.history import History
 from fedtailor.core.reading import content_of, damaged, read_file, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
+from fedtailor.core.schedule import Schedule
 from fedtailor.data.split import ClientRecord, split_digest
-from fedtailor.deployment.agreement import Agreement, Member, agree
+from fedtailor.deployment.agreement import Agreement, Member, SiteLeftError, agree
 from fedtailor.deployment.conduct import Conduct, excluded_sites
 from fedtailor.deployment.exchange import Attendance, Exchange, Transport
 from fedtailor.deployment.federation_folder import (
@@ -32,7 +36,14 @@ from fedtailor.deployment.federation_folder import (
     read_attendance,
     write_attendance,
 )
-from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, DeployOptions, load_federation
+from fedtailor.deployment.membership import Membership
+from fedtailor.deployment.options import (
+    FEDERATION_FILE,
+    PLAN_FILE,
+    DeployOptions,
+    FederationFile,
+    load_federation,
+)
 from fedtailor.deployment.plan import LARGEST_PLAN, DeploymentPlan, read_plan
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.deployment.shared_verdicts import SHARE, ask_verdicts
@@ -43,6 +54,7 @@ from fedtailor.experiment.reader import ACROSS_SITES, PROVENANCE_FILE, holds_run
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
+from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.rounds import federate
 from fedtailor.simulation.server import rare_classes
 
@@ -85,16 +97,29 @@ def serve_rounds(folder: Path, run: Path, make_transport: MakeTransport) -> dict
         names = [member.name for member in agreement.members]
         exchange = _exchange(folder, file.deploy, names, make_transport)
     else:
-        # An excluded site could keep a run from beginning.
-        excluded = excluded_sites(folder)
-        sites = [site for site in FederationFolder(folder).sites() if site.name not in excluded]
-        check_enough(sites)
-        names = [site.name for site in sites]
-        exchange = _exchange(folder, file.deploy, names, make_transport)
-        agreement = agree(exchange, file, sites)
+        agreement, exchange = _begin(folder, file, make_transport)
         _make_folder(run, agreement, text)
 
     return _serve(folder, run, agreement, exchange)
+
+
+def _begin(
+    folder: Path, file: FederationFile, make_transport: MakeTransport
+) -> tuple[Agreement, Exchange]:
+    """Agree with the sites that are registered and not paused."""
+    while True:
+        # An excluded site could keep a run from beginning.
+        excluded = excluded_sites(folder)
+        sites = []
+        for site in FederationFolder(folder).sites():
+            if site.name not in excluded and not site.paused:
+                sites.append(site)
+
+        check_enough(sites)
+        names = [site.name for site in sites]
+        exchange = _exchange(folder, file.deploy, names, make_transport)
+        with suppress(SiteLeftError):
+            return agree(exchange, file, sites), exchange
 
 
 def _exchange(
@@ -103,7 +128,8 @@ def _exchange(
     """Return the exchange with the sites of a run; the server's folder says who is there."""
     transport = make_transport({name: number for number, name in enumerate(names)})
     notes = _AttendanceNotes(folder, names, transport)
-    exchange = Exchange(transport, deploy, notify=notes.write)
+    away = partial(FederationFolder(folder).away, names)
+    exchange = Exchange(transport, deploy, notify=notes.write, away=away)
 
     # What an earlier process has heard.
     attendance = read_attendance(folder)
@@ -149,8 +175,8 @@ class _AttendanceNotes:
 def _serve(folder: Path, path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
     plan = agreement.plan
-    schedule = plan.config.schedule
-    conduct = Conduct(folder, path.name, [member.name for member in agreement.members])
+    names = [member.name for member in agreement.members]
+    conduct = Conduct(folder, path.name, names)
     roster = agreement.roster()
     privacy = plan.config.privacy
     sums = None
@@ -163,48 +189,93 @@ def _serve(folder: Path, path: Path, agreement: Agreement, exchange: Exchange) -
             holders = sums.count_classes(len(plan.inputs.class_names))
             roster = replace(roster, class_holders=holders)
 
-    with exclusive(path), RunWriter(path, _run_plan(agreement, roster), RunProgress()) as writer:
-        start = writer.restore()
-        if writer.result is not None:
-            return writer.conclude()
-
-        # The round loop is that of a simulation; only its clients are elsewhere.
-        clients = RemoteClients(
-            agreement,
-            exchange,
-            needed=max(schedule.fewest_uploads, schedule.participation.min_clients),
-            storage=writer.storage,
-            conduct=conduct,
-            sums=sums,
-            rare_classes=rare_classes(roster, privacy) if sums is not None else (),
-        )
-        reports = federate(
-            plan.algorithm,
-            roster,
-            clients,
-            schedule,
-            seed=plan.config.seeds[0],
-            resume=start.state,
-            events=start.events,
-            privacy=privacy,
-        )
-
-        # A round is on disk before the sites are asked for the next one.
-        for report in reports:
-            writer.add_round(report)
-
-        members = agreement.members
-        verdicts = ask_verdicts(
-            exchange,
-            plan.run,
-            [member.name for member in members],
-            [number for number, member in enumerate(members) if SHARE in member.share],
-            schedule.verdict,
-        )
-        result = writer.finish(report, shared_verdicts=verdicts)
+    membership = Membership(FederationFolder(folder), path, names)
+    run = _ServedRun(path, agreement, roster, privacy, exchange, conduct, membership, sums)
+    with exclusive(path):
+        result = None
+        while result is None:
+            result = run.serve()
 
     write_whole(path / LEAVES_FILE, to_markdown(what_leaves_run(path)))
     return result
+
+
+@dataclass
+class _ServedRun:
+    """A run, and all that its rounds need."""
+
+    path: Path
+    agreement: Agreement
+    roster: Roster
+    privacy: PrivacyOptions
+    exchange: Exchange
+    conduct: Conduct
+    membership: Membership
+    sums: SecureSums | None
+    is_under_way: bool = False
+    """Whether this process has done rounds of it."""
+
+    def serve(self) -> dict[str, Any] | None:
+        """Do the rounds that are left, and return the result; None: sites have come or gone.
+
+        Then the run continues from its last checkpoint, as after a kill.
+        """
+        plan = self.agreement.plan
+        run_plan = _run_plan(self.agreement, self.roster)
+        with RunWriter(self.path, run_plan, RunProgress()) as writer:
+            start = writer.restore(under_way=self.is_under_way)
+            self.is_under_way = True
+            if writer.result is not None:
+                return writer.conclude()
+
+            # Sites may have come or gone while no server was running.
+            done = 0 if start.state is None else start.state.round
+            self.membership.update(done + 1)
+            schedule = replace(plan.config.schedule, history=self.membership.lines)
+
+            # The round loop is that of a simulation; only its clients are elsewhere.
+            reports = federate(
+                plan.algorithm,
+                self.roster,
+                self._clients(schedule, writer),
+                schedule,
+                seed=plan.config.seeds[0],
+                resume=start.state,
+                events=start.events,
+                privacy=self.privacy,
+            )
+
+            # A round is on disk before the sites are asked for the next one.
+            for report in reports:
+                writer.add_round(report)
+                if not report.is_last and self.membership.update(report.round + 1):
+                    return None
+
+            return writer.finish(report, shared_verdicts=self._verdicts(schedule, report.round))
+
+    def _clients(self, schedule: Schedule, writer: RunWriter) -> RemoteClients:
+        sums = self.sums
+        return RemoteClients(
+            self.agreement,
+            self.exchange,
+            needed=schedule.fewest_members,
+            storage=writer.storage,
+            conduct=self.conduct,
+            sums=sums,
+            rare_classes=rare_classes(self.roster, self.privacy) if sums is not None else (),
+        )
+
+    def _verdicts(self, schedule: Schedule, round: int) -> dict[str, Any]:
+        """Return the verdicts of the sites that share theirs, and take part after the last round."""
+        names = [member.name for member in self.agreement.members]
+        sharing = []
+        for number in History(schedule.history, names).members(round):
+            if SHARE in self.agreement.members[number].share:
+                sharing.append(number)
+
+        return ask_verdicts(
+            self.exchange, self.agreement.plan.run, names, sharing, schedule.verdict
+        )
 
 
 def _weighs_by_class(plan: DeploymentPlan) -> bool:
@@ -366,13 +437,9 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
         write_whole(folder / APP_FILE, to_json(record) + "\n")
 
     def connect(numbers: Mapping[str, int]) -> Transport:
-        # A site may have been removed since the run began.
-        missing = sorted(set(numbers) - set(nodes))
-        if missing:
-            message = f"site '{missing[0]}' takes part in this run and is no longer registered."
-            raise ConfigError(message, key="sites", allowed=", ".join(nodes), got=missing[0])
-
-        return make_transport({number: int(nodes[name]) for name, number in numbers.items()})
+        # A site that was removed since the run began has no node, and is not asked.
+        present = {name: number for name, number in numbers.items() if name in nodes}
+        return make_transport({number: int(nodes[name]) for name, number in present.items()})
 
     # If it ends without an outcome, this process counts as killed, and is started again.
     note({})

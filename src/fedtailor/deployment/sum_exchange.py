@@ -53,8 +53,8 @@ class SumExchange:
 
     def holders(self) -> list[int]:
         """Return the sites that can be asked for shares and signatures."""
-        excluded = self.conduct.excluded()
-        return [number for number in range(len(self.names)) if number not in excluded]
+        silent = {**self._exchange.away(), **self.conduct.excluded()}
+        return [number for number in range(len(self.names)) if number not in silent]
 
     def message(
         self,
@@ -134,11 +134,9 @@ class SumExchange:
         usable = dict(known or {})
         reasons: dict[int, str] = {}
         while len(usable) < needed:
-            rest = {
-                number: request
-                for number, request in requests.items()
-                if number not in usable and number not in reasons
-            }
+            # A site that was paused meanwhile answers no more.
+            done = {*usable, *reasons, *self._exchange.away()}
+            rest = {number: request for number, request in requests.items() if number not in done}
             missing = needed - len(usable)
             if len(rest) < missing:
                 raise SumFailedError(self._too_few(kind, needed, len(usable), reasons))

@@ -147,10 +147,13 @@ class RunWriter:
 
         return Ledger(self.path / LEDGER_FILE)
 
-    def restore(self) -> Start:
+    def restore(self, *, under_way: bool = False) -> Start:
         """Go back to the last checkpoint that can be used, or begin; say which.
 
         If all rounds were done, :attr:`result` is set, and only :meth:`conclude` is left.
+
+        Args:
+            under_way: whether this process has just written its last round, which is no news.
 
         Raises:
             RunError: a file cannot be written, or cannot be read at the moment.
@@ -162,10 +165,13 @@ class RunWriter:
         if restored is None:
             notes += self._begin()
         else:
-            notes += self._continue(restored.notes, done)
+            resumed = self._continue(restored.notes, done)
+            notes += [] if under_way else resumed
 
         self._note(notes, round=done)
-        self._observer.begin(self._plan.title, self._plan.schedule.rounds, done)
+        if not under_way:
+            self._observer.begin(self._plan.title, self._plan.schedule.rounds, done)
+
         return Start(None if restored is None else restored.state, events)
 
     def _begin(self) -> list[str]:

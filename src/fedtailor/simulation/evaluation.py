@@ -46,9 +46,16 @@ class Evaluator:
         self.roster = roster
         self.clients = clients
         self.absences = absences
+        self.members: frozenset[int] | None = None
+        """The clients that take part at the moment; None: all."""
         self.groups: dict[Group, range] = {"known": roster.known}
         if roster.num_new:
             self.groups["new"] = roster.new
+
+    def present(self, group: Group) -> list[int]:
+        """Return the clients of a group that take part at the moment."""
+        members = self.members
+        return [client for client in self.groups[group] if members is None or client in members]
 
     def score_global(self, report: RoundReport, model: Any, *, rank: bool, final: bool) -> None:
         """Score a global model on every client's test examples, and on the complete test part.
@@ -158,7 +165,7 @@ class Evaluator:
         If all known clients fail, the program is at fault. New ones may be few, and a run without
         their scores is still of use.
         """
-        ids = self.groups[group]
+        ids = self.present(group)
         failed = []
         for client, reply in self.absences.ask(report, stage, ids, ask):
             if isinstance(reply, Failure):

@@ -139,9 +139,19 @@ class RoundReport:
     again. Its state is the one that belongs to these models."""
 
 
-EventKind = Literal["absent", "failed", "quarantine", "skipped", "repeated", "no sum"]
+EventKind = Literal[
+    "absent",
+    "failed",
+    "quarantine",
+    "skipped",
+    "repeated",
+    "no sum",
+    "paused",
+    "resumed",
+    "left",
+]
 """A client gave no answer, its program raised, its upload was left out, or it has no examples; or a
-round is attempted again, or there is no sum of scores."""
+round is attempted again, or there is no sum of scores; or a client comes or goes."""
 
 Stage = Literal["local_update", "evaluate", "personalize", "evaluate on the complete test part"]
 """What a client was asked to do."""

@@ -18,7 +18,13 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import Absences, RoundReport, RunState
-from fedtailor.simulation.server import RoundAttempt, RunServer, example_plan, server_optimizer
+from fedtailor.simulation.server import (
+    RoundAttempt,
+    RunServer,
+    example_plan,
+    history_of,
+    server_optimizer,
+)
 
 if TYPE_CHECKING:
     from fedtailor.privacy.ledger import Ledger
@@ -211,6 +217,7 @@ def check_run(
     _check_tasks(algorithm, roster)
     _check_who_trains(algorithm, schedule)
     server_optimizer(algorithm, roster, schedule)
+    history_of(schedule, roster)
     schedule.check_validation(roster.validates, roster.classes)
     if privacy != NO_PRIVACY:
         # Most runs have no such options, and do not import this.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
+from fedtailor.core.history import KEY, ChangeKind, History
 from fedtailor.core.message import Field, Mean, Received, Reduced, download_bytes, sent_values
+from fedtailor.core.options import wrong_value
 from fedtailor.core.reduction import FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import ReportSums, Scores
@@ -27,6 +29,7 @@ from fedtailor.simulation.quarantine import refuse_too_few, refuse_total_failure
 from fedtailor.simulation.report import (
     Absences,
     Evaluation,
+    EventKind,
     RoundReport,
     RunState,
     Selection,
@@ -51,6 +54,12 @@ _ATTEMPTS = 3
 them. Other batches may do better. A model that diverged does not."""
 _MOST_ATTEMPTS = 20
 """Attempts at a round, whichever clients were to train in them."""
+_COMING_AND_GOING: Mapping[ChangeKind, tuple[EventKind, str]] = {
+    "pause": ("paused", "nothing is asked of it until it is resumed"),
+    "resume": ("resumed", "it takes part again"),
+    "leave": ("left", "it takes no part any more"),
+}
+"""The event of each change, and its reason."""
 
 
 @dataclass
@@ -166,6 +175,24 @@ def values_per_client(
     return dict(zip(ids, tree.unstack(stacked, len(ids)), strict=True))
 
 
+def history_of(schedule: Schedule, roster: Roster) -> History:
+    """Return who takes part in which round of a run.
+
+    Raises:
+        ConfigError: the changes do not fit together, or leave too few clients for a round.
+    """
+    clients = range(len(roster.num_train))
+    history = History(schedule.history, [roster.name_of(client) for client in clients])
+    trainable = frozenset(roster.trainable_clients)
+    for round in history.rounds:
+        training = [client for client in history.members(round) if client in trainable]
+        if len(training) < schedule.fewest_members:
+            allowed = f"such that {schedule.fewest_members} or more clients train in every round"
+            raise wrong_value(KEY, allowed, f"{len(training)} in round {round}")
+
+    return history
+
+
 class RunServer:
     """The server of a run."""
 
@@ -192,6 +219,11 @@ class RunServer:
         self.num_trainable = len(roster.trainable_clients)
         self.everybody_trains = schedule.everybody_trains(algorithm.trains)
         self.absences = absences
+        self.history = history_of(schedule, roster)
+        self.members: list[int] = []
+        """Who takes part in this round."""
+        self.training: list[int] = []
+        """Those of them that can train."""
         self.evaluator = Evaluator(algorithm, roster, clients, absences)
         self.robust = schedule.robust_reduction()
         self.optimizer = server_optimizer(algorithm, roster, schedule)
@@ -268,6 +300,7 @@ class RunServer:
         """Begin the next round."""
         self.asked = set()
         report = RoundReport(self.state.round + 1, [], self.state)
+        self._let_come_and_go(report)
         if report.round > 1:
             return report
 
@@ -278,15 +311,31 @@ class RunServer:
 
         return report
 
+    def _let_come_and_go(self, report: RoundReport) -> None:
+        """Note who takes part in a round."""
+        for kind, client in self.history.changes(report.round):
+            event, reason = _COMING_AND_GOING[kind]
+            add_event(report, event, client, reason)
+
+        self.members = self.history.members(report.round)
+        members = frozenset(self.members)
+        self.training = [client for client in self.roster.trainable_clients if client in members]
+        self.evaluator.members = members
+
     def begin_attempt(self, report: RoundReport) -> RoundAttempt:
         """Draw a cohort, and say what is asked of it."""
         schedule = self.schedule
         drawn = self.participation.cohort(
-            self.seed, report.round, schedule.rounds, self.roster.population, report.attempt
+            self.seed,
+            report.round,
+            schedule.rounds,
+            self.roster.population,
+            report.attempt,
+            members=[client for client in self.members if client in self.roster.known],
         )
         report.cohort = [client for client in drawn.tolist() if self.roster.num_train[client]]
         cohort = frozenset(report.cohort)
-        clients = self.roster.trainable_clients if self.everybody_trains else report.cohort
+        clients = self.training if self.everybody_trains else report.cohort
         report.bytes_down += download_bytes(self.messages) * len(clients)
 
         # If nobody uploads anything, the work of all who train counts.
@@ -429,7 +478,7 @@ class RunServer:
         """Raise if another attempt is not worth it."""
         # A cohort may have been unlucky, and another one may do better.
         attempts = report.attempt + 1
-        everybody_was_asked = len(self.asked) == self.num_trainable
+        everybody_was_asked = len(self.asked) == len(self.training)
         nobody_ever_succeeded = self.state.client_rounds == 0 and not attempt.replies
         hopeless = everybody_was_asked and (nobody_ever_succeeded or attempts >= _ATTEMPTS)
         if hopeless or attempts >= _MOST_ATTEMPTS:
@@ -553,7 +602,8 @@ class RunServer:
 
     def _evaluate_personalized(self, report: RoundReport, *, keep: bool, rank: bool) -> None:
         """Make and test the personal models of the known clients and of the new ones."""
-        for group, ids in self.evaluator.groups.items():
+        for group in self.evaluator.groups:
+            ids = self.evaluator.present(group)
             shared = self.broadcast(report.round, ids)
             self.send_per_client(report.round, ids)
             self.evaluator.score_personalized(report, group, shared, keep=keep, rank=rank)

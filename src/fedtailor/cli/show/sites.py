@@ -75,10 +75,11 @@ def show_sites(record: Mapping[str, Any]) -> None:
     rows = []
     for site in record["sites"]:
         heard = site.get("heard")
+        role = "new" if site["new"] else "trains"
         rows.append(
             [
                 site["name"],
-                "new" if site["new"] else "trains",
+                f"{role}, paused" if site["paused"] else role,
                 "yes" if site.get("online") else "no",
                 "never" if heard is None else f"{duration(max(now - heard, 0))} ago",
                 str(site.get("problem", "")),

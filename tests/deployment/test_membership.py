@@ -1,0 +1,249 @@
+"""Sites that come and go while a run is under way: the run has the bits of a simulation with the
+same history."""
+
+import json
+import random
+
+import pytest
+
+from fedtailor.core.errors import ConfigError
+from fedtailor.deployment import membership
+from fedtailor.deployment.federation_folder import FederationFolder
+from fedtailor.deployment.membership import pause_site, read_history, remove_site
+from sites import (
+    VALUES,
+    FunctionTransport,
+    World,
+    assert_same_as_simulation,
+    divide_digits,
+    write_arrays,
+)
+
+NAMES = ("clinic", "hospital", "office", "practice")
+DATA = divide_digits(NAMES, rows=20)
+ROUNDS = 5
+METHODS = ("scaffold", "fedrep", "pfedfda", "fedavg", "local", "feddyn")
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+def world_of(path, name, **federation):
+    """Return a world of four sites, in which a round would wait for a minute for a silent one."""
+    values = {
+        **VALUES,
+        "algorithm": {"name": name},
+        "deploy": {"deadline": 60.0, "resend": 60.0, "grace": 60.0},
+        "federation": {"rounds": ROUNDS, **federation},
+        "evaluation": {"every": 2, "personalized_every": 3},
+    }
+    return World(path, names=NAMES, values=values).write(
+        lambda folder, site: write_arrays(folder, *DATA[site])
+    )
+
+
+def do(folder, command, name):
+    """Run a command of the server's operator."""
+    folder = FederationFolder(folder)
+    if command == "remove":
+        remove_site(folder, name)
+    elif command == "pause":
+        pause_site(folder, name)
+    else:
+        folder.pause(name, paused=False)
+
+
+class Operator:
+    """Does something when the sites are asked to train, once for every step of the script."""
+
+    def __init__(self, folder, script):
+        """Take the steps: (round, command, name, how).
+
+        ``how`` is nothing, or ``silent``: the site does not answer in that round any more, or
+        ``killed``: the server is killed in that round, after the command.
+        """
+        self.folder = folder
+        self.script = list(script)
+        self.silent = set()
+
+    def transport(self, sites):
+        """Return the transport of a server that is started."""
+        operator = self
+
+        class Transport(FunctionTransport):
+            def send(self, requests):
+                head = next(iter(requests.values())).head
+                kill = head.get("kind") == "train" and operator.work(head["round"])
+                silent = operator.silent
+                super().send(
+                    {client: r for client, r in requests.items() if names[client] not in silent}
+                )
+                if kill:
+                    raise Killed
+
+        names = sorted(NAMES)
+        return Transport([site.answer for site in sites])
+
+    def work(self, round):
+        """Do what is due in a round; return whether the server is killed then."""
+        due = [step for step in self.script if step[0] == round]
+        self.script = [step for step in self.script if step[0] != round]
+        kill = False
+        for _, command, name, how in due:
+            try:
+                do(self.folder, command, name)
+            except ConfigError:
+                continue  # a history that cannot be
+            kill = kill or how == "killed"
+            if how == "silent" and command != "resume":
+                self.silent.add(name)
+
+        self.silent -= {name for _, command, name, _ in due if command == "resume"}
+        return kill
+
+
+def serve(world, script):
+    """Run to the end, and start the server again whenever it is killed."""
+    operator = Operator(world.path / "server", script)
+    while True:
+        try:
+            return world.serve(operator.transport)
+        except Killed:
+            continue
+
+
+def random_script(seed):
+    """Return some steps of a random history."""
+    choice = random.Random(seed)
+    script = []
+    for round in range(1, ROUNDS + 1):
+        for _ in range(choice.choice((0, 1, 1, 2))):
+            command = choice.choice(("pause", "pause", "resume", "resume", "remove"))
+            how = choice.choice(("", "", "silent", "killed"))
+            script.append((round, command, choice.choice(NAMES), how))
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 50))]
+)
+def test_random_histories_have_the_bits_of_a_simulation(tmp_path, seed):
+    plan = (1.0, 0.6, "fixed(2)")[seed % 3]
+    world = world_of(tmp_path, METHODS[seed % len(METHODS)], participation=plan)
+    serve(world, random_script(seed))
+    assert_same_as_simulation(world, check_states=True)
+
+
+def test_a_paused_site_is_not_asked_and_keeps_its_state(tmp_path):
+    world = world_of(tmp_path, "scaffold")
+    serve(world, [(1, "pause", "office", ""), (3, "resume", "office", "")])
+    run = assert_same_as_simulation(world, check_states=True)
+    assert read_history(run.path) == ("2 pause office", "4 resume office")
+
+    asked = {}
+    for client, request in world.transport.sent:
+        if request.head["kind"] == "train":
+            asked.setdefault(client, []).append(request.head["round"])
+    assert asked == {0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 5], 2: [1, 4, 5], 3: [1, 2, 3, 4, 5]}
+    assert [(event["kind"], event["round"]) for event in run.events if "client" in event] == [
+        ("paused", 2),
+        ("resumed", 4),
+    ]
+
+
+@pytest.mark.parametrize("command", ["pause", "remove"])
+def test_nobody_waits_for_a_silent_site_that_is_paused_or_removed(tmp_path, command):
+    world = world_of(tmp_path, "scaffold")
+    serve(world, [(2, command, "office", "silent")])
+    run = assert_same_as_simulation(world, check_states=True)
+    absent = [event for event in run.events if event["kind"] == "absent"]
+    assert [(event["round"], event["client"]) for event in absent] == [(2, 2), (2, 2)]
+    assert "it was" in absent[0]["reason"]
+    assert not (world.path / "sites" / "office" / "model").exists()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_server_that_is_killed_while_it_notes_a_change(tmp_path, monkeypatch, before):
+    world = world_of(tmp_path, "scaffold")
+    write = membership.write_whole
+
+    def killed_once(path, text):
+        monkeypatch.setattr(membership, "write_whole", write)
+        if not before:
+            write(path, text)
+        raise Killed
+
+    monkeypatch.setattr(membership, "write_whole", killed_once)
+    serve(world, [(2, "remove", "clinic", ""), (3, "pause", "office", "")])
+    run = assert_same_as_simulation(world, check_states=True)
+    assert read_history(run.path) == ("3 leave clinic", "4 pause office")
+
+
+def test_changes_while_no_server_runs(tmp_path):
+    world = world_of(tmp_path, "fedrep")
+    operator = Operator(world.path / "server", [(3, "pause", "office", "killed")])
+    with pytest.raises(Killed):
+        world.serve(operator.transport)
+    do(world.path / "server", "remove", "clinic")
+    world.serve()
+    run = assert_same_as_simulation(world, check_states=True)
+    assert read_history(run.path) == ("3 leave clinic", "3 pause office")
+
+
+def test_a_site_that_is_paused_before_the_run_begins_is_not_waited_for(tmp_path):
+    world = world_of(tmp_path, "fedavg")
+
+    class Transport(FunctionTransport):
+        def send(self, requests):
+            # The last site never answers.
+            super().send({client: r for client, r in requests.items() if client < 3})
+            if not FederationFolder(world.path / "server").away(NAMES):
+                do(world.path / "server", "pause", "practice")
+
+    world.serve(lambda sites: Transport([site.answer for site in sites]))
+    sites = json.loads((world.path / "server/runs/0001/provenance.json").read_text())["sites"]
+    assert [site["name"] for site in sites] == ["clinic", "hospital", "office"]
+
+
+def test_too_few_sites_cannot_remain(tmp_path):
+    world = world_of(tmp_path, "fedavg", min_clients=2)
+    folder = world.path / "server"
+    refused = []
+
+    class Transport(FunctionTransport):
+        def send(self, requests):
+            head = next(iter(requests.values())).head
+            if head.get("kind") == "train" and head["round"] == 1:
+                do(folder, "pause", "clinic")
+                do(folder, "remove", "hospital")
+                for command in ("pause", "remove"):
+                    with pytest.raises(ConfigError, match="its rounds need 2") as caught:
+                        do(folder, command, "office")
+                    refused.append(caught.value.message)
+                do(folder, "remove", "clinic")
+            super().send(requests)
+
+    world.serve(lambda sites: Transport([site.answer for site in sites]))
+    assert len(refused) == 2 and "without 'office', 1 sites" in refused[0]
+
+    # Once the run has finished, nothing is needed any more.
+    do(folder, "remove", "office")
+    do(folder, "remove", "practice")
+    assert FederationFolder(folder).sites() == []
+
+
+def test_wrong_names_and_states_are_one_sentence(tmp_path):
+    world = world_of(tmp_path, "fedavg")
+    folder = world.path / "server"
+    do(folder, "pause", "office")
+    for command, name, text in (
+        ("pause", "office", "is paused already"),
+        ("resume", "clinic", "is not paused"),
+        ("pause", "ofice", "did you mean 'office'"),
+        ("resume", "nobody", "unknown site 'nobody'"),
+        ("remove", "nobody", "unknown site 'nobody'"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            do(folder, command, name)
