@@ -2,6 +2,7 @@
 the same."""
 
 import json
+import shutil
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,20 +17,21 @@ from fedtailor.deployment.envelope import receive, send
 from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.keys import make_node_key
-from fedtailor.deployment.membership import read_history
+from fedtailor.deployment.membership import names_of, read_history
 from fedtailor.deployment.options import PLAN_FILE
 from fedtailor.deployment.plan import read_plan
 from fedtailor.deployment.roster import roster_of
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import DeployedSite
-from fedtailor.deployment.state import SiteState
+from fedtailor.deployment.state import SiteState, Version
 from fedtailor.deployment.trust import pin_roster
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.reader import read_run
-from fedtailor.simulation.checkpoint import read_final_state, readable_modules
+from fedtailor.simulation.checkpoint import Checkpoints, read_final_state, readable_modules
 from fedtailor.simulation.clients import in_memory
 from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits
 
@@ -316,16 +318,20 @@ def assert_same_run(world, simulated, run="0001"):
 
 
 def assert_same_states(world, run, states):
-    """Assert that every site keeps the state that it has in a simulation, by number."""
+    """Assert that the state from which the server would have a site continue is the one that the
+    site has in a simulation."""
     plan = read_plan((run / PLAN_FILE).read_bytes())
     modules = readable_modules(plan.algorithm)
-    for client, name in enumerate(world.order):
+    names = ("bases", "per_client", "best_bases", "best_per_client")
+    stores = {name: Store(run / "checkpoints", name, modules=modules) for name in names}
+    Checkpoints(run / "checkpoints", stores, modules=modules).restore(lambda notes: "")
+
+    assert set(stores["bases"]) == set(states)
+    for client, state in states.items():
+        name = names_of(run)[client]
         folder = world.path / "sites" / name / "states" / plan.run / f"{plan.digest}-{client}"
-        kept = SiteState(folder, modules=modules)
-        versions = kept.versions()
-        assert bool(versions) == (client in states), name
-        if versions:
-            assert_same_bits(kept.load(versions[-1]), states[client])
+        version = Version(*stores["bases"][client].tolist())
+        assert_same_bits(SiteState(folder, modules=modules).load(version), state)
 
 
 ABSENCES = ("absent", "failed", "quarantine")
@@ -338,9 +344,19 @@ def assert_same_as_simulation(world, run="0001", *, without=(), check_states=Fal
     folder = world.path / "server" / "runs" / run
     served = read_run(folder)
     states = {}
+    names = names_of(folder)
+    data = world.path / "all"
+    if set(names) != set(world.names):
+        # Of the sites that are not registered from the start, those that have joined.
+        data = world.path / "of-run"
+        shutil.rmtree(data, ignore_errors=True)
+        for name in names:
+            shutil.copytree(world.path / "all" / name, data / name)
+
     last = simulated(
         world,
         [as_absence(event) for event in served.events if event["kind"] in ABSENCES],
+        data_path=data,
         history=read_history(folder),
         storage=lambda name: states.setdefault(name, {}),
     )
@@ -349,7 +365,7 @@ def assert_same_as_simulation(world, run="0001", *, without=(), check_states=Fal
 
     state = read_final_state(served.path / "checkpoints", modules={"fedtailor"})
     assert_same_bits(state.server, last.state.server)
-    for client, name in enumerate(world.order):
+    for client, name in enumerate(names):
         # A site that is away when the run ends makes no model.
         file = world.path / "sites" / name / "model" / "models" / f"{name}.safetensors"
         assert file.exists() == (client in last.personal), name
@@ -367,11 +383,11 @@ def as_absence(event):
     return {**event, "kind": "absent", "stage": stage, "reason": f"{stage}: {event['reason']}"}
 
 
-def simulated(world, events, *, history=(), storage=in_memory):
+def simulated(world, events, *, data_path=None, history=(), storage=in_memory):
     """Return the last report of a simulation in which the same clients gave no answer, or came and
     went."""
     values = {key: value for key, value in world.values.items() if key != "deploy"}
-    data = {**values.get("data", {}), "path": str(world.path / "all")}
+    data = {**values.get("data", {}), "path": str(data_path or world.path / "all")}
     federation = {**values.get("federation", {}), "history": list(history)}
     values = {**values, "data": data, "federation": federation}
     config = make_config({**values, "engine": {"name": "reference"}})

@@ -340,6 +340,20 @@ def test_sites_are_removed(world, capsys):
     assert [site.name for site in FederationFolder(world / "server").sites()] == ["practice"]
 
 
+def test_sites_are_paused_and_resumed(world, capsys):
+    assert main("deploy pause server clinic".split()) == 0
+    assert "nothing is asked of it" in capsys.readouterr().err
+    (clinic, *others) = json_of("deploy sites server", capsys)["sites"]
+    assert clinic["paused"] and not any(site["paused"] for site in others)
+    assert main("deploy sites server".split()) == 0
+    assert "trains, paused" in capsys.readouterr().out
+
+    assert "paused already" in failed("deploy pause server clinic", CONFIG, capsys)
+    assert json_of("deploy resume server clinic", capsys) == {"resumed": "clinic"}
+    assert "is not paused" in failed("deploy resume server clinic", CONFIG, capsys)
+    assert "unknown site 'klinic'" in failed("deploy pause server klinic", CONFIG, capsys)
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -377,7 +391,8 @@ def test_a_server_and_a_site_are_made_and_registered(keys, capsys):
 
     made = json_of("site init new --name new --data digits", capsys)
     added = json_of(f"deploy add server new {made['key']} --new", capsys)
-    assert added == {"site": "new", "new": True, "fingerprint": made["fingerprint"]}
+    expected = {"site": "new", "new": True, "fingerprint": made["fingerprint"], "joins": False}
+    assert added == expected
     sites = FederationFolder(keys / "server").sites()
     assert [(site.name, site.new) for site in sites] == [("clinic", False), ("new", True)]
 

@@ -20,7 +20,14 @@ def test_members_by_round():
     ]
     assert history.changes(2) == [("pause", 0), ("leave", 1)]
     assert history.rounds == [2, 4]
-    assert [history.standing(client) for client in range(3)] == ["there", "gone", "there"]
+    assert history.standing(2) == ["paused", "gone", "there"]
+    assert history.standing(4) == ["there", "gone", "there"]
+
+
+def test_clients_that_join_come_last():
+    history = History(["2 join b", "2 leave a", "4 join c"], [*NAMES, "new"], num_new=1)
+    assert [history.members(round) for round in range(1, 5)] == [[0, 3], [1, 3], [1, 3], [1, 2, 3]]
+    assert [history.population(round) for round in range(1, 5)] == [1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -28,12 +35,15 @@ def test_members_by_round():
     [
         (["0 pause a"], "a round from 1"),
         (["pause a"], "lines such as '4 pause Oslo'"),
-        (["2 forget a"], "pause, resume or leave"),
+        (["2 forget a"], "join, pause, resume or leave"),
         (["2 pause d"], "unknown client 'd'"),
         (["3 pause a", "2 pause b"], "in the order of rounds"),
-        (["2 pause a", "3 pause a"], "the client is paused by then"),
-        (["2 resume a"], "the client is there by then"),
-        (["2 leave a", "3 resume a"], "the client is gone by then"),
+        (["2 pause a", "3 pause a"], "the client is paused then"),
+        (["2 resume a"], "the client is there then"),
+        (["2 leave a", "3 resume a"], "the client is gone then"),
+        (["2 pause c", "3 join c"], "the client is expected then"),
+        (["2 join b"], "in the order of their numbers, after all others"),
+        (["2 join c", "3 join b"], "in the order of their numbers, after all others"),
     ],
 )
 def test_what_cannot_be_is_refused(lines, text):
@@ -44,7 +54,7 @@ def test_what_cannot_be_is_refused(lines, text):
 
 def test_a_schedule_checks_the_form():
     assert read_change("12 leave St. Mary").client == "St. Mary"
-    with pytest.raises(ConfigError, match="federation.history must be lines"):
+    with pytest.raises(ConfigError, match="must be lines"):
         Schedule(history=("soon pause a",))
 
 

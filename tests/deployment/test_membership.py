@@ -3,13 +3,23 @@ same history."""
 
 import json
 import random
+import shutil
 
 import pytest
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.deployment import membership
-from fedtailor.deployment.federation_folder import FederationFolder
-from fedtailor.deployment.membership import pause_site, read_history, remove_site
+from fedtailor.deployment.federation_folder import FederationFolder, Registered
+from fedtailor.deployment.membership import (
+    names_of,
+    pause_site,
+    read_history,
+    register_site,
+    remove_site,
+    resume_site,
+)
+from fedtailor.deployment.server import serve_rounds
+from fedtailor.deployment.site import DeployedSite
 from sites import (
     VALUES,
     FunctionTransport,
@@ -20,17 +30,22 @@ from sites import (
 )
 
 NAMES = ("clinic", "hospital", "office", "practice")
-DATA = divide_digits(NAMES, rows=20)
+LATE = ("annex", "zoo")
+"""Sites that can join; by name, one of them comes before the others."""
+DATA = divide_digits((*NAMES, *LATE), rows=20)
 ROUNDS = 5
-METHODS = ("scaffold", "fedrep", "pfedfda", "fedavg", "local", "feddyn")
+METHODS = ("scaffold", "fedrep", "pfedfda", "fedfomo", "local", "feddyn", "pfedhn")
 
 
 class Killed(BaseException):
     """The process was killed."""
 
 
-def world_of(path, name, **federation):
-    """Return a world of four sites, in which a round would wait for a minute for a silent one."""
+def world_of(path, name, late=(), **federation):
+    """Return a world of four sites, and of others that are not registered yet.
+
+    A round would wait for a minute for a site that is silent.
+    """
     values = {
         **VALUES,
         "algorithm": {"name": name},
@@ -38,9 +53,11 @@ def world_of(path, name, **federation):
         "federation": {"rounds": ROUNDS, **federation},
         "evaluation": {"every": 2, "personalized_every": 3},
     }
-    return World(path, names=NAMES, values=values).write(
-        lambda folder, site: write_arrays(folder, *DATA[site])
-    )
+    world = World(path, names=(*NAMES, *late), values=values)
+    world.write(lambda folder, site: write_arrays(folder, *DATA[site]))
+    for site in late:
+        FederationFolder(path / "server").remove(site)
+    return world
 
 
 def do(folder, command, name):
@@ -50,31 +67,40 @@ def do(folder, command, name):
         remove_site(folder, name)
     elif command == "pause":
         pause_site(folder, name)
+    elif command == "add":
+        register_site(folder, Registered(name, f"ssh {name}", new=False))
     else:
-        folder.pause(name, paused=False)
+        resume_site(folder, name)
 
 
 class Operator:
     """Does something when the sites are asked to train, once for every step of the script."""
 
-    def __init__(self, folder, script):
+    def __init__(self, world, script=()):
         """Take the steps: (round, command, name, how).
 
         ``how`` is nothing, or ``silent``: the site does not answer in that round any more, or
         ``killed``: the server is killed in that round, after the command.
         """
-        self.folder = folder
+        self.folder = world.path / "server"
         self.script = list(script)
         self.silent = set()
+        self.sites = {name: DeployedSite(world.path / "sites" / name) for name in world.names}
+        self.asked = {}
+        """The rounds in which each site was asked to train."""
 
-    def transport(self, sites):
-        """Return the transport of a server that is started."""
+    def transport(self, numbers):
+        """Return the transport to sites with numbers by name."""
         operator = self
+        names = sorted(numbers, key=numbers.get)
 
         class Transport(FunctionTransport):
             def send(self, requests):
                 head = next(iter(requests.values())).head
                 kill = head.get("kind") == "train" and operator.work(head["round"])
+                for client in requests if head.get("kind") == "train" else ():
+                    operator.asked.setdefault(names[client], []).append(head["round"])
+
                 silent = operator.silent
                 super().send(
                     {client: r for client, r in requests.items() if names[client] not in silent}
@@ -82,8 +108,11 @@ class Operator:
                 if kill:
                     raise Killed
 
-        names = sorted(NAMES)
-        return Transport([site.answer for site in sites])
+        return Transport([self.sites[name].answer for name in names])
+
+    def serve(self):
+        """Run until the end, or until the server is killed."""
+        return serve_rounds(self.folder, self.folder / "runs" / "0001", self.transport)
 
     def work(self, round):
         """Do what is due in a round; return whether the server is killed then."""
@@ -105,10 +134,11 @@ class Operator:
 
 def serve(world, script):
     """Run to the end, and start the server again whenever it is killed."""
-    operator = Operator(world.path / "server", script)
+    operator = Operator(world, script)
     while True:
         try:
-            return world.serve(operator.transport)
+            operator.serve()
+            return operator
         except Killed:
             continue
 
@@ -119,34 +149,36 @@ def random_script(seed):
     script = []
     for round in range(1, ROUNDS + 1):
         for _ in range(choice.choice((0, 1, 1, 2))):
-            command = choice.choice(("pause", "pause", "resume", "resume", "remove"))
+            command = choice.choice(("pause", "pause", "resume", "resume", "remove", "add"))
             how = choice.choice(("", "", "silent", "killed"))
-            script.append((round, command, choice.choice(NAMES), how))
+            names = LATE if command == "add" else (*NAMES, *LATE)
+            script.append((round, command, choice.choice(names), how))
 
     return script
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 50))]
+    "seed",
+    [
+        0,
+        2,
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(50) if seed not in (0, 2)),
+    ],
 )
 def test_random_histories_have_the_bits_of_a_simulation(tmp_path, seed):
     plan = (1.0, 0.6, "fixed(2)")[seed % 3]
-    world = world_of(tmp_path, METHODS[seed % len(METHODS)], participation=plan)
+    world = world_of(tmp_path, METHODS[seed % len(METHODS)], LATE, participation=plan)
     serve(world, random_script(seed))
     assert_same_as_simulation(world, check_states=True)
 
 
 def test_a_paused_site_is_not_asked_and_keeps_its_state(tmp_path):
     world = world_of(tmp_path, "scaffold")
-    serve(world, [(1, "pause", "office", ""), (3, "resume", "office", "")])
+    operator = serve(world, [(1, "pause", "office", ""), (3, "resume", "office", "")])
     run = assert_same_as_simulation(world, check_states=True)
     assert read_history(run.path) == ("2 pause office", "4 resume office")
 
-    asked = {}
-    for client, request in world.transport.sent:
-        if request.head["kind"] == "train":
-            asked.setdefault(client, []).append(request.head["round"])
-    assert asked == {0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 5], 2: [1, 4, 5], 3: [1, 2, 3, 4, 5]}
+    assert operator.asked == {name: [1, 2, 3, 4, 5] for name in NAMES} | {"office": [1, 4, 5]}
     assert [(event["kind"], event["round"]) for event in run.events if "client" in event] == [
         ("paused", 2),
         ("resumed", 4),
@@ -183,13 +215,66 @@ def test_a_server_that_is_killed_while_it_notes_a_change(tmp_path, monkeypatch, 
 
 def test_changes_while_no_server_runs(tmp_path):
     world = world_of(tmp_path, "fedrep")
-    operator = Operator(world.path / "server", [(3, "pause", "office", "killed")])
+    operator = Operator(world, [(3, "pause", "office", "killed")])
     with pytest.raises(Killed):
-        world.serve(operator.transport)
+        operator.serve()
     do(world.path / "server", "remove", "clinic")
-    world.serve()
+    operator.serve()
     run = assert_same_as_simulation(world, check_states=True)
     assert read_history(run.path) == ("3 leave clinic", "3 pause office")
+
+
+@pytest.mark.parametrize(
+    "name", ["scaffold", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS[1:])]
+)
+def test_sites_that_join_take_part_from_the_next_round_on(tmp_path, name):
+    world = world_of(tmp_path, name, LATE)
+    operator = serve(
+        world, [(2, "add", "zoo", ""), (2, "remove", "office", ""), (3, "add", "annex", "killed")]
+    )
+    run = assert_same_as_simulation(world, check_states=True)
+    lines = ("3 leave office", "3 join zoo", "4 join annex")
+    assert read_history(run.path) == lines
+    assert set(operator.asked["zoo"]) == {3, 4, 5} and set(operator.asked["office"]) == {1, 2}
+
+    # Whoever reads the run folder finds them with their names and examples.
+    assert run.client_names == [*NAMES, "zoo", "annex"]
+    assert run.result["sites"]["zoo"]["num_train"] > 0
+    joined = [event for event in run.events if event["kind"] == "joined"]
+    assert [(event["round"], event["client"]) for event in joined] == [(3, 4), (4, 5)]
+
+
+def test_a_site_that_cannot_join_costs_the_others_nothing(tmp_path):
+    world = world_of(tmp_path, "fedavg", LATE)
+    data = world.path / "sites" / "zoo" / "data" / "zoo"
+    shutil.rmtree(data)
+    x, y = DATA["zoo"]
+    write_arrays(data, x[:, :5], y)
+    operator = serve(world, [(1, "add", "zoo", "")])
+    run = assert_same_as_simulation(world)
+    notes = [event for event in run.events if "does not join" in event.get("text", "")]
+    assert [note["round"] for note in notes] == [2, 3, 5]
+    assert "zoo" not in operator.asked and "(1, 5, 8)" in notes[0]["text"]
+
+
+def test_the_name_of_a_site_that_left_is_not_given_again(tmp_path):
+    world = world_of(tmp_path, "fedavg")
+    folder = world.path / "server"
+    refused = []
+
+    def again(round):
+        if round == 3:
+            with pytest.raises(ConfigError, match="keeps its number") as caught:
+                do(folder, "add", "office")
+            refused.append(caught.value.message)
+        return Operator.work(operator, round)
+
+    operator = Operator(world, [(2, "remove", "office", "")])
+    operator.work = again
+    operator.serve()
+    assert len(refused) == 1
+    do(folder, "add", "office")
+    assert names_of(folder / "runs" / "0001") == list(NAMES)
 
 
 def test_a_site_that_is_paused_before_the_run_begins_is_not_waited_for(tmp_path):

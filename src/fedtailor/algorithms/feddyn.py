@@ -95,6 +95,13 @@ class FedDyn(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Params
         """Start with g_i = 0."""
         return ClientState(task.zeros(*ft.TRAINED))
 
+    def admit(
+        self, task: ft.Task, server: ServerState, before: int, population: int, key: ft.Key
+    ) -> ServerState:
+        """Make h the mean over all clients again: those who join have g_i = 0."""
+        share = before / population
+        return server._replace(gradient={name: h * share for name, h in server.gradient.items()})
+
     def broadcast(self, server: ServerState, cohort: ft.Cohort) -> ft.ModelState:
         """Send the model alone."""
         return ft.ModelState(server.model)

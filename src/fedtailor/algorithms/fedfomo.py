@@ -168,6 +168,16 @@ class FedFomo(ft.Algorithm[ServerState, ClientState, ft.Params]):
         models = tree.stack([task.initial(key)] * population)
         return ServerState(models, torch.zeros(population), torch.zeros(population, population))
 
+    def admit(
+        self, task: ft.Task, server: ServerState, before: int, population: int, key: ft.Key
+    ) -> ServerState:
+        """Make room for those who join, who have the common initialization and no affinities."""
+        added = self.init_federation(task, population - before, key)
+        models = tree.map(lambda old, new: torch.cat([old, new]), server.models, added.models)
+        affinity = server.affinity.new_zeros(population, population)
+        affinity[:before, :before] = server.affinity
+        return ServerState(models, torch.cat([server.available, added.available]), affinity)
+
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common initialization."""
         model = task.initial(key)

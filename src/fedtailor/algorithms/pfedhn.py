@@ -156,6 +156,20 @@ class PFedHN(ft.Algorithm[ServerState, ClientState, ft.Params]):
         velocity = tree.map(torch.zeros_like, learned)
         return ServerState(learned, velocity, task.initial(key, "buffer"))
 
+    def admit(
+        self, task: ft.Task, server: ServerState, before: int, population: int, key: ft.Key
+    ) -> ServerState:
+        """Draw the embeddings of those who join; the size of an embedding stays."""
+        known = server.learned.embeddings
+        drawn = ft.normal(key.fold("embeddings"), (population, known.shape[1]))[before:]
+        learned = server.learned._replace(embeddings=torch.cat([known, drawn.to(known.device)]))
+
+        moving = server.velocity.embeddings
+        velocity = server.velocity._replace(
+            embeddings=torch.cat([moving, torch.zeros_like(drawn).to(moving.device)])
+        )
+        return server._replace(learned=learned, velocity=velocity)
+
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start as a known client, which keeps no model."""
         return ClientState(task.zeros(*ft.ALL), torch.zeros(()))

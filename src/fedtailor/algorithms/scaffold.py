@@ -91,6 +91,13 @@ class Scaffold(ft.OneGlobalModel, ft.Algorithm[ServerState, ClientState, ft.Para
         """Start with a control of 0."""
         return ClientState(task.zeros(*ft.TRAINED))
 
+    def admit(
+        self, task: ft.Task, server: ServerState, before: int, population: int, key: ft.Key
+    ) -> ServerState:
+        """Make the control the mean over all clients again: those who join have a control of 0."""
+        share = before / population
+        return server._replace(control={name: c * share for name, c in server.control.items()})
+
     def local_update(
         self,
         task: ft.Task,

@@ -86,16 +86,21 @@ def add(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Register a site, so that it can connect. It belongs to the runs that begin afterwards."""
+    """Register a site, so that it can connect.
+
+    It takes part in a run that is under way from the next round on, and in later runs.
+    """
     from fedtailor.cli.show.sites import show_added
     from fedtailor.deployment.federation_folder import FederationFolder
     from fedtailor.deployment.init import add_site
+    from fedtailor.deployment.membership import joins_run
 
     server_folder = FederationFolder(folder)
     public = add_site(server_folder, name, Path(key), new=new)
+    joins = joins_run(server_folder, name)
 
-    record = {"site": name, "new": new, "fingerprint": public.fingerprint}
-    print_result(record, json, show_added, name, public)
+    record = {"site": name, "new": new, "fingerprint": public.fingerprint, "joins": joins}
+    print_result(record, json, show_added, name, public, joins)
 
 
 @deploy_app.command("remove", cls=Command)
@@ -107,7 +112,7 @@ def remove(
 ) -> None:
     """Remove a site for good: a run that is under way continues without it.
 
-    It cannot connect once the server has been started again.
+    It cannot connect any more.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
@@ -147,8 +152,9 @@ def resume(
     """Let a paused site take part again, from the next round on."""
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
+    from fedtailor.deployment.membership import resume_site
 
-    FederationFolder(folder).pause(name, paused=False)
+    resume_site(FederationFolder(folder), name)
     print_result({"resumed": name}, json, say, f"{name} takes part again from the next round on.")
 
 

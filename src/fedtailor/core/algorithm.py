@@ -213,6 +213,28 @@ class Algorithm(ABC, Generic[S, C, P]):
         """
         return self.init_server(task, key)
 
+    def admit(self, task: Task, server: S, before: int, population: int, key: Key) -> S:
+        """Return the server state when clients have joined during a run.
+
+        It is called before their first round. A state that holds a mean over all clients, or
+        something of each, must make room for them. By default the state stays as it is.
+
+        Args:
+            task: common to all clients.
+            server: the state before.
+            before: how many clients could take part then, with those who have left.
+            population: how many there are now; the numbers of those who join are the last ones.
+            key: with which the first state was made.
+        """
+        return server
+
+    @property
+    def admits(self) -> bool:
+        """Whether clients can join during a run: a state with something of each needs ``admit``."""
+        cls = type(self)
+        has_rows = cls.init_federation is not Algorithm.init_federation
+        return not has_rows or cls.admit is not Algorithm.admit
+
     def init_client(self, task: Task, info: ClientInfo, key: Key) -> C:
         """Return a client's state before its first round, whenever that is."""
         # C is the empty tree where a method has no client state.

@@ -130,8 +130,9 @@ class Participation:
                 return torch.from_numpy(ids)
 
         raise RunError(
-            f"federation.participation {self.probability:g} of {len(drawable)} clients did not reach "
-            f"federation.min_clients {self.min_clients} in {_MOST_DRAWS} draws of round {round}.",
+            f"federation.participation {self.probability:g} of {len(drawable)} clients did not "
+            f"reach federation.min_clients {self.min_clients} in {_MOST_DRAWS} draws of round "
+            f"{round}.",
             key="federation.min_clients",
         )
 
@@ -358,7 +359,7 @@ class Schedule(EvaluationOptions):
     method does."""
     history: tuple[str, ...] = ()
     """Clients that come and go, such as ``"4 pause Oslo"``: from round 4 on, nothing is asked of
-    Oslo. Lines are in the order of rounds: round; pause, resume or leave; client."""
+    Oslo. Lines are in the order of rounds: round; join, pause, resume or leave; client."""
     client_timeout: Annotated[float, Range(ge=0)] = 0.0
     """Seconds that a client's program may take, on the engine ``processes``; 0: any time."""
     robust: RobustRule = "none"
@@ -437,6 +438,12 @@ class Schedule(EvaluationOptions):
         if self.robust != "none" and self.fewest_uploads > drawn:
             fewest = f"fewer than {self.fewest_uploads} clients in a round, and there are {drawn}"
             raise wrong_value("federation.robust", f"'none' with {fewest}", self.robust)
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """The names of the clients that join during the run, in their order."""
+        changes = map(read_change, self.history)
+        return tuple(change.client for change in changes if change.kind == "join")
 
     @property
     def fewest_members(self) -> int:

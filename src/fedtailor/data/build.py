@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,6 +51,7 @@ def build(
     run_seed: int,
     dataset: Dataset | None = None,
     report: Report = to_nobody,
+    late: Sequence[str] = (),
 ) -> DividedData:
     """Divide a data set among clients, then make features of cells, or corrupt images.
 
@@ -58,6 +60,7 @@ def build(
         run_seed: the run's seed, used if ``options.seed`` is "run".
         dataset: replaces the data set that ``options`` names.
         report: is told how many images have been read or corrupted.
+        late: names of the clients that join during the run, which come after the others.
 
     Raises:
         ConfigError: the options do not fit the data.
@@ -68,7 +71,7 @@ def build(
         >>> [len(client.train) for client in divided.positions]
         [479, 479, 479]
     """
-    division = divide(options, run_seed=run_seed, dataset=dataset, report=report)
+    division = divide(options, run_seed=run_seed, dataset=dataset, report=report, late=late)
     if options.shift.strip():
         return _corrupt(division, report)
 
@@ -92,8 +95,8 @@ def _encode(division: Division) -> tuple[Dataset, list[str]]:
 
     from fedtailor.data.encoding import encode_table
 
-    not_new = division.positions[: len(division.positions) - division.num_new]
-    return encode_table(division.dataset, not_new, division.options)
+    fitted = division.positions[division.fitted]
+    return encode_table(division.dataset, fitted, division.options)
 
 
 def refuse_knots_without_columns(numbers: str) -> None:

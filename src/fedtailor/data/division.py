@@ -51,6 +51,13 @@ class Division(NamedTuple):
     """How test examples were chosen."""
     conditions: tuple[str, ...] | None = None
     """The condition of each client's examples according to a split file; None: there is no file."""
+    num_late: int = 0
+    """How many clients join during the run: the last ones before the new ones."""
+
+    @property
+    def fitted(self) -> slice:
+        """The clients whose training examples decide how examples become inputs."""
+        return slice(0, len(self.positions) - self.num_new - self.num_late)
 
     @property
     def shared_test(self) -> bool:
@@ -69,6 +76,7 @@ def divide(
     run_seed: int,
     dataset: Dataset | None = None,
     report: Report = to_nobody,
+    late: Sequence[str] = (),
 ) -> Division:
     """Divide a data set among clients, and each client's examples into three sides.
 
@@ -79,6 +87,7 @@ def divide(
         run_seed: the run's seed, used if ``options.seed`` is "run".
         dataset: replaces the data set that ``options`` names.
         report: is told how many pictures have been read.
+        late: names of the clients that join during the run, which come after the others.
 
     Raises:
         ConfigError: the options do not fit the data.
@@ -97,8 +106,9 @@ def divide(
     if options.split:
         division = _from_file(dataset, options)
     else:
-        division = _by_partition(dataset, options, seed)
+        division = _by_partition(dataset, options, seed, late)
 
+    division = division._replace(num_late=len(late))
     check_disjoint(division.positions, len(dataset.y), shared_test=division.shared_test)
     if dataset.groups is not None:
         key = "data.split" if options.split else "data.group"
@@ -148,7 +158,9 @@ def _from_file(dataset: Dataset, options: DataOptions) -> Division:
     )
 
 
-def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division:
+def _by_partition(
+    dataset: Dataset, options: DataOptions, seed: int, late: Sequence[str]
+) -> Division:
     """Return the division by the partition of the options."""
     default = "natural" if dataset.domains is not None else "dirichlet(alpha=0.5)"
     partition = parse_partition(options.partition or default)
@@ -197,11 +209,16 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
         notes += notes_on_folds(dataset.y, splitter.folds, names, dataset.class_names)
 
     # New clients come last: those that the options name, or the last ones.
-    if isinstance(options.new_clients, tuple):
-        order = _order_with_new_last(names, options.new_clients)
+    last = options.new_clients
+    if isinstance(last, int) and names and late:
+        last = names[len(names) - last :]
+
+    if isinstance(last, tuple):
+        order = _order_with_last(names, (*late, *last))
         positions = [positions[client] for client in order]
         names = tuple(names[client] for client in order)
-    elif options.new_clients and names:
+
+    if isinstance(options.new_clients, int) and options.new_clients and names:
         new = ", ".join(names[-options.new_clients :])
         notes.append(f"New clients, which never take part in training: {new}.")
 
@@ -218,14 +235,17 @@ def _by_partition(dataset: Dataset, options: DataOptions, seed: int) -> Division
     )
 
 
-def _order_with_new_last(names: tuple[str, ...], new: tuple[str, ...]) -> list[int]:
+def _order_with_last(names: tuple[str, ...], last: tuple[str, ...]) -> list[int]:
     """Return the order of clients in which those with the given names come last."""
     if not names:
         allowed = "a number with this partition, which gives clients no names"
-        raise wrong_value("data.new_clients", allowed, new)
+        raise wrong_value("data.new_clients", allowed, last)
 
-    last = [names.index(find_name("client", name, names, key="data.new_clients")) for name in new]
-    return [*(client for client in range(len(names)) if client not in last), *last]
+    places = []
+    for name in last:
+        places.append(names.index(find_name("client", name, names, key="data.new_clients")))
+
+    return [*(client for client in range(len(names)) if client not in places), *places]
 
 
 def _test_policy(dataset: Dataset, options: DataOptions, partition: Partition) -> TestPolicy:

@@ -45,24 +45,24 @@ def normalization(divided: DividedData) -> Normalization:
     """Return the mean and standard deviation by which values are normalized.
 
     With ``normalize = "training"``, and for tables and series unless the options say otherwise,
-    they are those of the training examples of all clients that are not new, per channel or feature;
-    a constant feature gets the deviation 1. They are merged from those of every client
-    (:mod:`fedtailor.data.moments`), as real sites would do it.
+    they are those of the training examples of all clients that are there from the start and not
+    new, per channel or feature; a constant feature gets the deviation 1. They are merged from those
+    of every client (:mod:`fedtailor.data.moments`), as real sites would do it.
     """
     dataset = divided.dataset
-    not_new = divided.positions[: len(divided.positions) - divided.num_new]
+    fitted = divided.positions[divided.division.fitted]
     options = divided.division.options
     if options.normalize == "l2":
         refuse_rows_without_features(dataset.kind)
         return AS_THEY_ARE._replace(l2=True)
 
     by_training = options.standardizes(dataset.kind, is_embedded=dataset.encoder is not None)
-    if not by_training or not any(len(client.train) for client in not_new):
+    if not by_training or not any(len(client.train) for client in fitted):
         return dataset.normalize
 
     from fedtailor.data.moments import merge_moments, moments_of, normalization_of
 
-    moments = merge_moments([moments_of(dataset.x, client.train) for client in not_new])
+    moments = merge_moments([moments_of(dataset.x, client.train) for client in fitted])
     return normalization_of(moments, dataset.white)
 
 

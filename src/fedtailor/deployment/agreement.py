@@ -70,6 +70,11 @@ class Member(NamedTuple):
     """Whether it says how many examples it has."""
 
 
+def read_member(record: Mapping[str, Any]) -> Member:
+    """Return the site of a record that ``Member._asdict`` has made."""
+    return Member(**{**record, "share": tuple(record["share"])})
+
+
 class Agreement(NamedTuple):
     """What the server and all sites have agreed on."""
 
@@ -83,7 +88,7 @@ class Agreement(NamedTuple):
 
         # Only where sites train models of their own, tasks differ.
         has_other_models = bool(plan.config.model.others)
-        clients = range(plan.sites) if has_other_models else ()
+        clients = range(len(self.members)) if has_other_models else ()
         return Roster(
             common_task=_unbound(plan.task(0)),
             num_train=[member.num_train for member in self.members],
@@ -170,6 +175,43 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
     return agreement
 
 
+def ask_to_join(
+    exchange: Exchange, deploy: DeployOptions, agreement: Agreement, site: Registered
+) -> Member | None:
+    """Ask a site whether it can join a run under way, and return what it says of itself.
+
+    It must take its examples as the plan says: classes, columns, mean and deviation stay as they
+    were agreed on.
+
+    Args:
+        exchange: with the sites of the run, and this one after them.
+        deploy: says whether sites may have other versions of torch.
+        agreement: of the sites of the run.
+        site: as it is registered.
+
+    Returns:
+        None if it does not answer in time.
+
+    Raises:
+        DataError: it does not fit, or says what cannot be.
+        RunError: it refuses, as where its data do not fit the model.
+    """
+    plan = agreement.plan
+    question: dict[str, Any] = {"data": dataclasses.asdict(plan.config.data)}
+    if plan.inputs.encoder is not None:
+        question["encoder"] = plan.inputs.encoder.digest
+
+    questions = _Questions(exchange, [site], first=len(agreement.members), needed=0)
+    try:
+        (described,) = questions.ask("describe", question)
+        _check_torch(site.name, described, deploy)
+        (counted,) = questions.ask("begin", {"moments": False}, plan=plan)
+    except SiteLeftError:
+        return None
+
+    return _member(site, described, counted, has_sums=False)
+
+
 def merge_classes(sites: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the names of all classes that sites have: numbers in their order, else sorted as text.
 
@@ -193,10 +235,27 @@ def merge_classes(sites: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 class _Questions:
-    """Asks all sites something before the first round."""
+    """Asks sites something before their first round."""
 
-    def __init__(self, exchange: Exchange, sites: Sequence[Registered]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        sites: Sequence[Registered],
+        *,
+        first: int = 0,
+        needed: int | None = None,
+    ) -> None:
+        """Ask sites.
+
+        Args:
+            exchange: with them.
+            sites: by number.
+            first: number of the first one.
+            needed: answers that are waited for, however long that takes; None: all.
+        """
         self._exchange = exchange
+        self._first = first
+        self._needed = len(sites) if needed is None else needed
         self.names = [site.name for site in sites]
 
     def ask(
@@ -207,16 +266,16 @@ class _Questions:
         plan: DeploymentPlan | None = None,
         check: Callable[[int, Mapping[str, Any]], None] = lambda client, head: None,
     ) -> list[dict[str, Any]]:
-        """Return the heads of the answers of all sites; wait until every site has answered.
+        """Return the heads of the answers of all sites.
 
         Raises:
             DataError: a site calls itself by another name than its registered one.
             RunError: a site refuses; as soon as it does.
-            SiteLeftError: a site was paused or removed meanwhile.
+            SiteLeftError: a site was paused or removed meanwhile, or was not waited for.
         """
         head = {"kind": kind, "protocol": PROTOCOL, "fedtailor": __version__, **question}
         blobs = {} if plan is None else {"plan": plan.raw}
-        clients = range(len(self.names))
+        clients = range(self._first, self._first + len(self.names))
         requests = {client: Envelope({**head, "client": client}, blobs) for client in clients}
         heads: dict[int, dict[str, Any]] = {}
 
@@ -224,12 +283,12 @@ class _Questions:
             if answer.head.get("kind") != kind:
                 return False
 
-            _refuse_refusal(self.names[client], answer.head)
+            _refuse_refusal(self.names[client - self._first], answer.head)
             check(client, answer.head)
             heads[client] = answer.head
             return True
 
-        self._exchange.ask(requests, needed=len(requests), accept=accept)
+        self._exchange.ask(requests, needed=self._needed, accept=accept)
         if len(heads) < len(requests):
             raise SiteLeftError
         return [heads[client] for client in clients]

@@ -91,6 +91,10 @@ class Exchange:
         self.away = away
         self.attendance = Attendance()
 
+    def online(self) -> set[int]:
+        """Return the sites that are connected."""
+        return self._transport.online()
+
     def ask(
         self,
         requests: Mapping[int, Envelope],

@@ -5,16 +5,18 @@ No torch, because several commands only look at it.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, to_json, write_whole
-from fedtailor.core.errors import ConfigError, DataError, unknown_name
-from fedtailor.core.folders import lives, this_process
+from fedtailor.core.errors import ConfigError, DataError, RunError, unknown_name
+from fedtailor.core.folders import LockedError, lives, lock, this_process
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import content_of, read_object
 from fedtailor.deployment.options import FEDERATION_FILE
@@ -31,6 +33,9 @@ RUNS = "runs"
 """Folder of the runs."""
 _RUN = re.compile(r"\d{4,}")
 _LONGEST_NAME = 100
+_LONGEST_CHANGE = 10.0
+"""Seconds that a command waits for another one that changes the register."""
+_SHORT_WAIT = 0.05
 
 
 class Registered(NamedTuple):
@@ -83,6 +88,31 @@ class FederationFolder:
                 sites.append(site)
 
         return sorted(sites, key=lambda site: (site.new, site.name))
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep other commands from changing the register while the block runs.
+
+        Raises:
+            RunError: another one does, and does not end.
+        """
+        end = time.monotonic() + _LONGEST_CHANGE
+        while time.monotonic() < end:
+            try:
+                descriptor = lock(self.path)
+            except LockedError:
+                time.sleep(_SHORT_WAIT)
+                continue
+
+            try:
+                yield
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
+            return
+
+        message = f"another command is changing the sites of '{self.path}'."
+        raise RunError(message, path=self.path)
 
     def register(self, site: Registered) -> None:
         """Add a site; it belongs to the runs that begin after this.

@@ -20,7 +20,7 @@ from fedtailor.deployment.keys import (
     read_public_key,
     renew_server_certificate,
 )
-from fedtailor.deployment.membership import refuse_taken_name
+from fedtailor.deployment.membership import register_site
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
     PER_SITE,
@@ -163,8 +163,7 @@ def add_site(folder: FederationFolder, name: str, key: Path, *, new: bool) -> Pu
         DataError: the file is not the public key of a site.
     """
     public = read_public_key(key)
-    refuse_taken_name(folder, name)
-    folder.register(Registered(name, public.text, new))
+    register_site(folder, Registered(name, public.text, new))
     return public
 
 

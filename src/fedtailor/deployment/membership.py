@@ -1,21 +1,24 @@
 """Sites that come and go while a run is under way.
 
-``fedtailor deploy pause``, ``resume`` and ``remove`` change the register of the server. Between two
-rounds, the server compares it with ``history.json`` of the run, and notes there what has changed,
-and from which round on. This file comes before the round, so that a server that was killed goes on
-with the same sites. A simulation with the same ``federation.history`` has the same bits.
+``fedtailor deploy add``, ``pause``, ``resume`` and ``remove`` change the register of the server.
+Between two rounds, the server compares it with ``history.json`` of the run, and notes there what
+has changed, and from which round on. This file comes before the round, so that a server that was
+killed goes on with the same sites. A simulation with the same ``federation.history`` has the same
+bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.history import Change, ChangeKind, History
 from fedtailor.core.reading import content_of, read_object
-from fedtailor.deployment.federation_folder import FederationFolder, find_site
+from fedtailor.deployment.conduct import excluded_sites
+from fedtailor.deployment.federation_folder import FederationFolder, Registered, find_site
 from fedtailor.deployment.options import PLAN_FILE
 from fedtailor.experiment.config import load_config
 from fedtailor.experiment.reader import CONFIG_FILE, PROVENANCE_FILE, read_provenance
@@ -35,7 +38,7 @@ class Membership:
         Args:
             folder: of the server.
             run: the folder of the run.
-            names: of its sites, by number.
+            names: of its sites, by number; those who have joined included.
 
         Raises:
             DataError: the note is damaged.
@@ -46,7 +49,10 @@ class Membership:
         self.lines = read_history(run)
 
     def update(self, round: int) -> bool:
-        """Note which sites have come and gone by a round that has not begun; return whether any.
+        """Note which sites have gone or come back by a round that has not begun.
+
+        Returns:
+            Whether there are any.
 
         Raises:
             RunError: the note cannot be written.
@@ -57,15 +63,44 @@ class Membership:
         # An earlier process may have noted changes for a later round, and lost the rounds between.
         round = max([round, *history.rounds])
         changes = []
-        for number, name in enumerate(self._names):
-            kind = _change(history.standing(number), registered.get(name))
+        for name, standing in zip(self._names, history.standing(round), strict=True):
+            kind = _change(standing, registered.get(name))
             if kind is not None:
                 changes.append(str(Change(round, kind, name)))
 
         if changes:
-            self.lines = (*self.lines, *changes)
-            write_whole(self._run / HISTORY_FILE, to_json({"changes": self.lines}, indent=2) + "\n")
+            self._write([*self.lines, *changes], read_joined(self._run))
         return bool(changes)
+
+    def candidates(self) -> list[Registered]:
+        """Return the sites that are registered and do not belong to the run yet."""
+        excluded = excluded_sites(self._folder.path)
+        candidates = []
+        for site in self._folder.sites():
+            is_able = not site.new and not site.paused and site.name not in excluded
+            if is_able and site.name not in self._names:
+                candidates.append(site)
+
+        return candidates
+
+    def join(self, round: int, member: Mapping[str, Any]) -> None:
+        """Note that a site takes part from a round on that has not begun.
+
+        Args:
+            round: the first one.
+            member: what it has said of itself, with its name.
+
+        Raises:
+            RunError: the note cannot be written.
+        """
+        round = max([round, *History(self.lines, self._names).rounds])
+        lines = [*self.lines, str(Change(round, "join", member["name"]))]
+        self._write(lines, [*read_joined(self._run), member])
+
+    def _write(self, lines: Sequence[str], joined: Sequence[Mapping[str, Any]]) -> None:
+        record = {"changes": lines, "joined": joined}
+        write_whole(self._run / HISTORY_FILE, to_json(record, indent=2) + "\n")
+        self.lines = tuple(lines)
 
 
 def _change(standing: str, paused: bool | None) -> ChangeKind | None:
@@ -83,23 +118,61 @@ def read_history(run: Path) -> tuple[str, ...]:
     Raises:
         DataError: the file is damaged.
     """
-    path = run / HISTORY_FILE
-    if not path.is_file():
-        return ()
-
-    with content_of(path):
-        return tuple(str(line) for line in read_object(path, within=run)["changes"])
+    record = _read(run)
+    with content_of(run / HISTORY_FILE):
+        return tuple(str(line) for line in record.get("changes", ()))
 
 
-def refuse_taken_name(folder: FederationFolder, name: str) -> None:
-    """Check that a new site does not have the name of one that has left the run under way.
+def read_joined(run: Path) -> list[dict[str, Any]]:
+    """Return what the sites have said that have joined a run, in the order of their numbers.
 
     Raises:
-        ConfigError: it has.
+        DataError: the file is damaged.
+    """
+    record = _read(run)
+    with content_of(run / HISTORY_FILE):
+        return [_record(member) for member in record.get("joined", ())]
+
+
+def _read(run: Path) -> dict[str, Any]:
+    """Return what is noted; nothing if nobody has come or gone."""
+    path = run / HISTORY_FILE
+    return read_object(path, within=run) if path.is_file() else {}
+
+
+def register_site(folder: FederationFolder, site: Registered) -> None:
+    """Register a site; it joins the run that is under way, if one is that can take it in.
+
+    Raises:
+        ConfigError: its name or key is taken or not usable, it has the name of a site that has left
+            that run, or that run has secure sums.
+    """
+    with folder.changing():
+        refuse_to_join(folder, site.name)
+        folder.register(site)
+
+
+def refuse_to_join(folder: FederationFolder, name: str) -> None:
+    """Check that a site can be registered while a run is under way, if one is.
+
+    Raises:
+        ConfigError: it has the name of one that has left, or the run has secure sums.
     """
     run = unfinished_run(folder)
+    if run is None:
+        return
+
+    if load_config(run / CONFIG_FILE).privacy.secure_sums:
+        raise ConfigError(
+            f"the secure sums of '{run}' are over the sites of a roster that all of them trust: "
+            "let it finish, or give it up by moving its folder away. Then 'fedtailor deploy "
+            "roster' and 'fedtailor site trust' again.",
+            key="name",
+            got=name,
+        )
+
     is_registered = any(site.name == name for site in folder.sites())
-    if run is not None and not is_registered and name in names_of(run):
+    if not is_registered and name in names_of(run):
         raise ConfigError(
             f"site '{name}' was removed from '{run}', which keeps its number: choose another name, "
             "or wait until this run has finished.",
@@ -115,8 +188,19 @@ def pause_site(folder: FederationFolder, name: str) -> None:
     Raises:
         ConfigError: there is no such site, it is paused, or too few would be left for a round.
     """
-    refuse_too_few(folder, name)
-    folder.pause(name, paused=True)
+    with folder.changing():
+        refuse_too_few(folder, name)
+        folder.pause(name, paused=True)
+
+
+def resume_site(folder: FederationFolder, name: str) -> None:
+    """Ask a paused site again.
+
+    Raises:
+        ConfigError: there is no such site, or it is not paused.
+    """
+    with folder.changing():
+        folder.pause(name, paused=False)
 
 
 def remove_site(folder: FederationFolder, name: str) -> None:
@@ -125,8 +209,9 @@ def remove_site(folder: FederationFolder, name: str) -> None:
     Raises:
         ConfigError: there is no such site, or too few would be left for a round.
     """
-    refuse_too_few(folder, name)
-    folder.remove(name)
+    with folder.changing():
+        refuse_too_few(folder, name)
+        folder.remove(name)
 
 
 def refuse_too_few(folder: FederationFolder, name: str) -> None:
@@ -140,14 +225,15 @@ def refuse_too_few(folder: FederationFolder, name: str) -> None:
     if run is None or site.new or site.paused:
         return
 
+    training = [record["name"] for record in _records_of(run) if record["num_train"] > 0]
     left = []
-    names = names_of(run)
     for other in folder.sites():
-        if other.name in names and other.name != name and not (other.new or other.paused):
+        is_there = not (other.new or other.paused)
+        if is_there and other.name in training and other.name != name:
             left.append(other.name)
 
     needed = _fewest_sites(run)
-    if name in names and len(left) < needed:
+    if name in training and len(left) < needed:
         raise ConfigError(
             f"without '{name}', {len(left)} sites would take part in '{run}', and its rounds need "
             f"{needed}: let it finish, or give it up by moving its folder away.",
@@ -166,13 +252,45 @@ def unfinished_run(folder: FederationFolder) -> Path | None:
 
 
 def names_of(run: Path) -> list[str]:
-    """Return the names of the sites of a run, by number.
+    """Return the names of the sites of a run, by number, those who have joined included.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    return [record["name"] for record in _records_of(run)]
+
+
+def _records_of(run: Path) -> list[dict[str, Any]]:
+    """Return what all sites of a run have said of themselves, by number.
 
     Raises:
         DataError: a file is damaged.
     """
     with content_of(run / PROVENANCE_FILE):
-        return [str(site["name"]) for site in read_provenance(run)["sites"]]
+        records = [_record(site) for site in read_provenance(run)["sites"]]
+
+    # Those who joined come into the provenance a moment later than into the history.
+    names = {record["name"] for record in records}
+    return [*records, *(record for record in read_joined(run) if record["name"] not in names)]
+
+
+def _record(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a site, with the types of what is used here."""
+    return {**value, "name": str(value["name"]), "num_train": int(value["num_train"])}
+
+
+def joins_run(folder: FederationFolder, name: str) -> bool:
+    """Return whether a registered site takes part in the run under way, or joins it."""
+    run = unfinished_run(folder)
+    if run is None or find_site(name, folder.sites()).new:
+        return False
+    if name in names_of(run):
+        return True
+
+    # It imports torch, which other commands do without.
+    from fedtailor.deployment.plan import read_plan_of
+
+    return read_plan_of(run / PLAN_FILE).admits
 
 
 def _fewest_sites(run: Path) -> int:

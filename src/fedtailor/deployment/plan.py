@@ -18,7 +18,7 @@ import numpy as np
 from fedtailor import __version__
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.errors import DataError
-from fedtailor.core.reading import damaged, parse_json
+from fedtailor.core.reading import damaged, parse_json, read_file
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification, specification_of
 from fedtailor.deployment.limits import MOST_SITES
@@ -43,7 +43,7 @@ class DeploymentPlan:
     inputs: InputSpecification
     """How the examples of a site become inputs of the model."""
     sites: int
-    """Number of sites, new ones included."""
+    """Number of sites with which the run begins, new ones included."""
     new_sites: int
     """How many sites, the last ones, never take part in training."""
     run: str
@@ -51,8 +51,21 @@ class DeploymentPlan:
 
     @property
     def population(self) -> int:
-        """Number of sites that can take part in training."""
+        """Number of sites with which the run begins, and that can take part in training."""
         return self.sites - self.new_sites
+
+    @property
+    def admits(self) -> bool:
+        """Whether sites can join while the run is under way; they get the next numbers."""
+        # New sites have the last numbers; a roster of secure sums is fixed; an earlier round to
+        # which a run goes back has no state of those who joined.
+        is_fixed = self.new_sites > 0 or self.config.privacy.secure_sums
+        goes_back = self.config.schedule.select == "best"
+        return not is_fixed and not goes_back and self.algorithm.admits
+
+    def is_new(self, client: int) -> bool:
+        """Return whether the site with a number never takes part in training."""
+        return self.population <= client < self.sites
 
     @cached_property
     def method(self) -> TrainedMethod:
@@ -132,6 +145,16 @@ def read_plan(raw: bytes) -> DeploymentPlan:
         raise damaged(where, "its configuration is not TOML") from reason
 
     return DeploymentPlan(make_config(values), inputs, sites, new_sites, record["run"])
+
+
+def read_plan_of(path: Path) -> DeploymentPlan:
+    """Return the plan in a file of the server.
+
+    Raises:
+        ConfigError: its configuration cannot be used here.
+        DataError: it is damaged, or of another version of fedtailor.
+    """
+    return read_plan(read_file(path, limit=LARGEST_PLAN, within=path.parent))
 
 
 def other_version(what: str, here: object, there: object) -> DataError:

@@ -10,21 +10,33 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtailor.core.atomic import make_folder, to_json, write_whole
-from fedtailor.core.errors import ConfigError, FedtailorError, describe_error
+from fedtailor.core.errors import (
+    ConfigError,
+    DataError,
+    FedtailorError,
+    RunError,
+    describe_error,
+)
 from fedtailor.core.federation import Roster
 from fedtailor.core.folders import this_process
 from fedtailor.core.history import History
-from fedtailor.core.reading import content_of, damaged, read_file, read_object
+from fedtailor.core.reading import content_of, damaged, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.split import ClientRecord, split_digest
-from fedtailor.deployment.agreement import Agreement, Member, SiteLeftError, agree
+from fedtailor.deployment.agreement import (
+    Agreement,
+    SiteLeftError,
+    agree,
+    ask_to_join,
+    read_member,
+)
 from fedtailor.deployment.conduct import Conduct, excluded_sites
 from fedtailor.deployment.exchange import Attendance, Exchange, Transport
 from fedtailor.deployment.federation_folder import (
@@ -36,7 +48,7 @@ from fedtailor.deployment.federation_folder import (
     read_attendance,
     write_attendance,
 )
-from fedtailor.deployment.membership import Membership
+from fedtailor.deployment.membership import HISTORY_FILE, Membership, read_joined
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
     PLAN_FILE,
@@ -44,7 +56,7 @@ from fedtailor.deployment.options import (
     FederationFile,
     load_federation,
 )
-from fedtailor.deployment.plan import LARGEST_PLAN, DeploymentPlan, read_plan
+from fedtailor.deployment.plan import DeploymentPlan, read_plan_of
 from fedtailor.deployment.remote import RemoteClients
 from fedtailor.deployment.shared_verdicts import SHARE, ask_verdicts
 from fedtailor.experiment.config import to_toml
@@ -54,7 +66,6 @@ from fedtailor.experiment.reader import ACROSS_SITES, PROVENANCE_FILE, holds_run
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
-from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.rounds import federate
 from fedtailor.simulation.server import rare_classes
 
@@ -70,6 +81,8 @@ _PAUSE = 1.0
 
 MakeTransport = Callable[[Mapping[str, int]], Transport]
 """Makes the transport of a run from the numbers of the sites by name."""
+Connect = Callable[[Sequence[str]], Exchange]
+"""Gives the exchange with sites, whose names come in the order of their numbers."""
 
 
 def serve_rounds(folder: Path, run: Path, make_transport: MakeTransport) -> dict[str, Any]:
@@ -91,21 +104,14 @@ def serve_rounds(folder: Path, run: Path, make_transport: MakeTransport) -> dict
     if result is not None:
         return result
 
-    # The sites of a run that has begun stay the same, whoever is registered now.
-    if (run / PLAN_FILE).is_file():
-        agreement = read_agreement(run)
-        names = [member.name for member in agreement.members]
-        exchange = _exchange(folder, file.deploy, names, make_transport)
-    else:
-        agreement, exchange = _begin(folder, file, make_transport)
-        _make_folder(run, agreement, text)
+    connect = partial(_exchange, folder, file.deploy, make_transport)
+    if not (run / PLAN_FILE).is_file():
+        _make_folder(run, _begin(folder, file, connect), text)
 
-    return _serve(folder, run, agreement, exchange)
+    return _serve(folder, run, file.deploy, connect)
 
 
-def _begin(
-    folder: Path, file: FederationFile, make_transport: MakeTransport
-) -> tuple[Agreement, Exchange]:
+def _begin(folder: Path, file: FederationFile, connect: Connect) -> Agreement:
     """Agree with the sites that are registered and not paused."""
     while True:
         # An excluded site could keep a run from beginning.
@@ -116,14 +122,13 @@ def _begin(
                 sites.append(site)
 
         check_enough(sites)
-        names = [site.name for site in sites]
-        exchange = _exchange(folder, file.deploy, names, make_transport)
+        exchange = connect([site.name for site in sites])
         with suppress(SiteLeftError):
-            return agree(exchange, file, sites), exchange
+            return agree(exchange, file, sites)
 
 
 def _exchange(
-    folder: Path, deploy: DeployOptions, names: Sequence[str], make_transport: MakeTransport
+    folder: Path, deploy: DeployOptions, make_transport: MakeTransport, names: Sequence[str]
 ) -> Exchange:
     """Return the exchange with the sites of a run; the server's folder says who is there."""
     transport = make_transport({name: number for number, name in enumerate(names)})
@@ -172,63 +177,96 @@ class _AttendanceNotes:
         write_attendance(self._folder, sites)
 
 
-def _serve(folder: Path, path: Path, agreement: Agreement, exchange: Exchange) -> dict[str, Any]:
+def _serve(folder: Path, path: Path, deploy: DeployOptions, connect: Connect) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
-    plan = agreement.plan
-    names = [member.name for member in agreement.members]
-    conduct = Conduct(folder, path.name, names)
-    roster = agreement.roster()
-    privacy = plan.config.privacy
-    sums = None
-    if privacy.secure_sums:
-        sums = _secure_sums(folder, path, agreement, exchange, conduct)
-
-        # A sum is over so many sites that two of them do not work with the server.
-        privacy = replace(privacy, smallest_sum=sums.session.fewest)
-        if privacy.rare_classes == "drop" and _weighs_by_class(plan):
-            holders = sums.count_classes(len(plan.inputs.class_names))
-            roster = replace(roster, class_holders=holders)
-
-    membership = Membership(FederationFolder(folder), path, names)
-    run = _ServedRun(path, agreement, roster, privacy, exchange, conduct, membership, sums)
-    with exclusive(path):
-        result = None
-        while result is None:
-            result = run.serve()
+    is_under_way = False
+    waits = _Waits()
+    result = None
+    while result is None:
+        # Sites may have joined.
+        agreement = read_agreement(path)
+        run = _ServedRun(folder, path, agreement, deploy, connect, waits)
+        with exclusive(path):
+            _note_members(path, agreement)
+            result = run.serve(under_way=is_under_way)
+        is_under_way = True
 
     write_whole(path / LEAVES_FILE, to_markdown(what_leaves_run(path)))
     return result
 
 
-@dataclass
+class _Waits:
+    """When a site is asked again that did not answer, or could not join.
+
+    Each time after twice as many rounds, so that it costs the others little.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[str, tuple[int, int]] = {}
+
+    def is_due(self, name: str, round: int) -> bool:
+        """Return whether a site may be asked before a round."""
+        return round >= self._next.get(name, (0, 1))[0]
+
+    def postpone(self, name: str, round: int) -> None:
+        """Note that a site was asked in vain."""
+        _, wait = self._next.get(name, (0, 1))
+        self._next[name] = (round + wait, 2 * wait)
+
+
 class _ServedRun:
-    """A run, and all that its rounds need."""
+    """A run with the sites that it has, until others join."""
 
-    path: Path
-    agreement: Agreement
-    roster: Roster
-    privacy: PrivacyOptions
-    exchange: Exchange
-    conduct: Conduct
-    membership: Membership
-    sums: SecureSums | None
-    is_under_way: bool = False
-    """Whether this process has done rounds of it."""
+    def __init__(
+        self,
+        folder: Path,
+        path: Path,
+        agreement: Agreement,
+        deploy: DeployOptions,
+        connect: Connect,
+        waits: _Waits,
+    ) -> None:
+        self.path = path
+        self.agreement = agreement
+        self.deploy = deploy
+        self.connect = connect
+        self.waits = waits
+        self.names = [member.name for member in agreement.members]
+        self.exchange = connect(self.names)
+        self.conduct = Conduct(folder, path.name, self.names)
+        self.membership = Membership(FederationFolder(folder), path, self.names)
+        self.roster = agreement.roster()
+        self.privacy = agreement.plan.config.privacy
+        self.sums: SecureSums | None = None
+        if self.privacy.secure_sums:
+            self._prepare_sums(folder)
 
-    def serve(self) -> dict[str, Any] | None:
+    def _prepare_sums(self, folder: Path) -> None:
+        plan = self.agreement.plan
+        self.sums = _secure_sums(folder, self.path, self.agreement, self.exchange, self.conduct)
+
+        # A sum is over so many sites that two of them do not work with the server.
+        self.privacy = replace(self.privacy, smallest_sum=self.sums.session.fewest)
+        if self.privacy.rare_classes == "drop" and _weighs_by_class(plan):
+            holders = self.sums.count_classes(len(plan.inputs.class_names))
+            self.roster = replace(self.roster, class_holders=holders)
+
+    def serve(self, *, under_way: bool) -> dict[str, Any] | None:
         """Do the rounds that are left, and return the result; None: sites have come or gone.
 
         Then the run continues from its last checkpoint, as after a kill.
+
+        Args:
+            under_way: whether this process has done rounds of the run.
         """
         plan = self.agreement.plan
         run_plan = _run_plan(self.agreement, self.roster)
         with RunWriter(self.path, run_plan, RunProgress()) as writer:
-            start = writer.restore(under_way=self.is_under_way)
-            self.is_under_way = True
+            start = writer.restore(under_way=under_way)
             if writer.result is not None:
                 return writer.conclude()
 
-            # Sites may have come or gone while no server was running.
+            # Sites may have gone or come back while no server was running.
             done = 0 if start.state is None else start.state.round
             self.membership.update(done + 1)
             schedule = replace(plan.config.schedule, history=self.membership.lines)
@@ -248,10 +286,42 @@ class _ServedRun:
             # A round is on disk before the sites are asked for the next one.
             for report in reports:
                 writer.add_round(report)
-                if not report.is_last and self.membership.update(report.round + 1):
+                if not report.is_last and self._have_come_or_gone(report.round + 1, writer):
                     return None
 
             return writer.finish(report, shared_verdicts=self._verdicts(schedule, report.round))
+
+    def _have_come_or_gone(self, round: int, writer: RunWriter) -> bool:
+        """Note who has come or gone before a round; return whether anybody has."""
+        has_changed = self.membership.update(round)
+        return self._has_joined(round, writer) or has_changed
+
+    def _has_joined(self, round: int, writer: RunWriter) -> bool:
+        """Let one site join that is registered and connected; return whether there is one."""
+        if not self.agreement.plan.admits:
+            return False
+
+        for site in self.membership.candidates():
+            exchange = self.connect([*self.names, site.name])
+            is_connected = len(self.names) in exchange.online()
+            if not is_connected or not self.waits.is_due(site.name, round):
+                continue
+
+            problem = "it does not answer"
+            try:
+                member = ask_to_join(exchange, self.deploy, self.agreement, site)
+            except (DataError, RunError) as error:
+                member = None
+                problem = error.message
+
+            if member is not None:
+                self.membership.join(round, member._asdict())
+                return True
+
+            self.waits.postpone(site.name, round)
+            writer.note(f"site '{site.name}' does not join: {problem}", round=round)
+
+        return False
 
     def _clients(self, schedule: Schedule, writer: RunWriter) -> RemoteClients:
         sums = self.sums
@@ -266,16 +336,26 @@ class _ServedRun:
         )
 
     def _verdicts(self, schedule: Schedule, round: int) -> dict[str, Any]:
-        """Return the verdicts of the sites that share theirs, and take part after the last round."""
-        names = [member.name for member in self.agreement.members]
+        """Return the verdicts of the sites that share theirs and take part in the last round."""
+        history = History(schedule.history, self.names, self.roster.num_new)
         sharing = []
-        for number in History(schedule.history, names).members(round):
+        for number in history.members(round):
             if SHARE in self.agreement.members[number].share:
                 sharing.append(number)
 
         return ask_verdicts(
-            self.exchange, self.agreement.plan.run, names, sharing, schedule.verdict
+            self.exchange, self.agreement.plan.run, self.names, sharing, schedule.verdict
         )
+
+
+def _note_members(path: Path, agreement: Agreement) -> None:
+    """Note who has joined where the sites of a run are read: in its provenance and its split."""
+    provenance = read_provenance(path)
+    if len(provenance["sites"]) < len(agreement.members):
+        sites = [member._asdict() for member in agreement.members]
+        folder = RunFolder(path)
+        folder.write_split(_split(agreement))
+        folder.write_provenance({**provenance, "sites": sites, "notes": agreement.notes()})
 
 
 def _weighs_by_class(plan: DeploymentPlan) -> bool:
@@ -410,15 +490,17 @@ def read_agreement(run: Path) -> Agreement:
         ConfigError: the configuration cannot be used here.
         DataError: a file is damaged, or another version of fedtailor has begun the run.
     """
-    plan = read_plan(read_file(run / PLAN_FILE, limit=LARGEST_PLAN, within=run))
-    members = []
+    plan = read_plan_of(run / PLAN_FILE)
     with content_of(run / PROVENANCE_FILE):
-        for record in read_provenance(run)["sites"]:
-            members.append(Member(**{**record, "share": tuple(record["share"])}))
+        begun = [read_member(record) for record in read_provenance(run)["sites"]]
+    with content_of(run / HISTORY_FILE):
+        joined = [read_member(record) for record in read_joined(run)]
 
-    if len(members) != plan.sites:
-        raise damaged(run, f"it names {len(members)} sites, and the plan is for {plan.sites}")
-    return Agreement(plan, members)
+    if len(begun) < plan.sites:
+        raise damaged(run, f"it names {len(begun)} sites, and the plan is for {plan.sites}")
+
+    # Those who joined come into the provenance a moment later than into the history.
+    return Agreement(plan, [*begun[: plan.sites], *joined])
 
 
 def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:
@@ -430,14 +512,14 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
     """
     serving = read_object(folder / SERVING_FILE, within=folder)
     submission = serving["submission"]
-    nodes: Mapping[str, str] = serving["nodes"]
 
     def note(outcome: Mapping[str, Any]) -> None:
         record = {"submission": submission, "process": this_process(), **outcome}
         write_whole(folder / APP_FILE, to_json(record) + "\n")
 
     def connect(numbers: Mapping[str, int]) -> Transport:
-        # A site that was removed since the run began has no node, and is not asked.
+        # Sites get nodes while the run is under way. One that was removed has none any more.
+        nodes: Mapping[str, str] = read_object(folder / SERVING_FILE, within=folder)["nodes"]
         present = {name: number for name, number in numbers.items() if name in nodes}
         return make_transport({number: int(nodes[name]) for name, number in present.items()})
 

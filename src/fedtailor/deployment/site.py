@@ -360,7 +360,7 @@ class DeployedSite:
 
     def _refuse_against_policy(self, plan: DeploymentPlan, client: int) -> None:
         """Refuse a plan outside of ``[policy]`` or ``[privacy]``, before any data are read."""
-        trains = client < plan.population
+        trains = not plan.is_new(client)
         self.options.privacy.check_plan(plan.config.privacy, plan.population, trains=trains)
         policy = self.options.policy
         policy.check_study(study_settings(plan.config))

@@ -97,7 +97,7 @@ class SiteRun:
             DataError: the data cannot be read, are not those with which the run began, or the
                 number is not one of the plan.
         """
-        if client >= plan.sites:
+        if client >= plan.sites and not plan.admits:
             raise wrong("client", f"a number below {plan.sites}", client)
 
         self.plan = plan
@@ -122,14 +122,14 @@ class SiteRun:
         self._states = SiteState(own, modules=self.modules)
         self._run_states = run_states
 
-        # The population of the plan, in which only this site has examples.
+        # All sites before this one are empty.
         self._federation = federation_of_one(
             self.prepared.site,
             self.prepared.positions,
             plan.inputs,
             plan.task(client),
             client,
-            plan.population,
+            client if plan.is_new(client) else client + 1,
         )
         common_task = self._algorithm.bind(self._federation.common_task)
         self._messages: Messages = self._algorithm.messages(common_task)
@@ -396,7 +396,7 @@ class SiteRun:
             site=self.prepared.site,
             positions=self.prepared.positions,
             number=self.client,
-            new=self.client >= self.plan.population,
+            new=self.plan.is_new(self.client),
             round=work.round,
             participated=work.base is not None,
             scores=reply.scores["clients"],

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fedtailor.core.atomic import discard, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError
 from fedtailor.core.folders import lives
-from fedtailor.core.reading import content_of, parse_json, read_object
+from fedtailor.core.reading import parse_json, read_object
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
     SERVING_FILE,
@@ -21,10 +21,11 @@ from fedtailor.deployment.federation_folder import (
 from fedtailor.deployment.flower.processes import ServerProcesses, explain
 from fedtailor.deployment.init import KEYS, SERVER_CERTIFICATE
 from fedtailor.deployment.keys import days_left
+from fedtailor.deployment.membership import names_of
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
 from fedtailor.deployment.supervise import LogFile, NewLines
 from fedtailor.experiment.config import load_config
-from fedtailor.experiment.reader import PROVENANCE_FILE, holds_run, read_provenance
+from fedtailor.experiment.reader import holds_run
 
 _PAUSE = 0.5
 """Seconds between two looks at the processes."""
@@ -109,6 +110,8 @@ def _supervise(app: _ServerApp, observer: ServeObserver) -> dict[str, Any]:
         for ended in app.processes.watch():
             observer.say(f"{explain(ended)}; it is started again")
 
+        app.follow_register(observer)
+
         # First the outcome, so that everything before it is shown.
         outcome = app.outcome()
         watcher.show_news()
@@ -191,6 +194,7 @@ class _ServerApp:
         self.run = run
         self.processes = processes
         self._nodes = nodes
+        self._registered = set(nodes)
         self._submission = 0
         self._starts = 0
         self._rounds = -1
@@ -201,14 +205,35 @@ class _ServerApp:
         # The number tells this process from an earlier one that may still write.
         self._submission += 1
         discard(self.folder / APP_FILE)
+        self._write_serving()
+        self.processes.submit(self.folder)
+        self._started = time.monotonic()
+
+    def follow_register(self, observer: ServeObserver) -> None:
+        """Let in the sites that were added meanwhile, and no more those that were removed."""
+        sites = {site.name: site.key for site in FederationFolder(self.folder).sites()}
+        if self._registered == set(sites):
+            return
+
+        # What Flower refuses once it would refuse again and again.
+        self._registered = set(sites)
+        try:
+            self._nodes = self.processes.register(sites)
+        except RunError as error:
+            observer.say(f"the register has changed, and {error.message}")
+            return
+
+        self._write_serving()
+        observer.say(f"{len(sites)} sites are registered: {', '.join(sites)}")
+
+    def _write_serving(self) -> None:
+        """Write what the process is to do; it reads the nodes again between rounds."""
         serving = {
             "submission": self._submission,
             "run": self.run.name,
             "nodes": {name: str(node) for name, node in self._nodes.items()},
         }
         write_whole(self.folder / SERVING_FILE, to_json(serving) + "\n")
-        self.processes.submit(self.folder)
-        self._started = time.monotonic()
 
     def start_again(self, rounds: int) -> None:
         """Start it again after it has died.
@@ -265,8 +290,7 @@ class _Watcher:
         self._folder = folder
         self._run = run
         self._observer = observer
-        self._names: Sequence[str] | None = None
-        """Of the sites of the run, by number; None: it has not begun."""
+        self._has_begun = False
         self._events = _NewRecords(run / "events.jsonl")
         self._rounds = _NewRecords(run / "rounds.jsonl")
 
@@ -284,20 +308,23 @@ class _Watcher:
             return
 
         try:
-            if self._names is None:
-                self._names = self._begin()
-            for event in self._events.read():
-                self._observer.say(_in_words(event, self._names))
+            if not self._has_begun:
+                self._begin()
+                self._has_begun = True
+
+            # Sites may have joined.
+            events = self._events.read()
+            names = names_of(self._run) if events else ()
+            for event in events:
+                self._observer.say(_in_words(event, names))
             for record in self._rounds.read():
                 self._observer.round(record)
         except DataError:  # a file that cannot be shown does not end a server
             return
 
-    def _begin(self) -> list[str]:
-        """Say which run it is, and return the names of its sites."""
+    def _begin(self) -> None:
+        """Say which run it is."""
         config = load_config(self._run / "experiment.toml")
-        with content_of(self._run / PROVENANCE_FILE):
-            names = [str(site["name"]) for site in read_provenance(self._run)["sites"]]
 
         # Rounds of an earlier process were shown by that one.
         self._rounds.read()
@@ -305,7 +332,6 @@ class _Watcher:
             self._events.read()
 
         self._observer.begin(config.algorithm.name, config.schedule.rounds, self.rounds)
-        return names
 
 
 class _NewRecords:

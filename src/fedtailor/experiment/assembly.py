@@ -216,7 +216,13 @@ def assemble(
     refuse_missing_bfloat16(algorithm.training.precision, device)
     progress = progress or RunProgress()
     try:
-        divided = build(config.data, run_seed=seed, dataset=dataset, report=progress.prepare)
+        divided = build(
+            config.data,
+            run_seed=seed,
+            dataset=dataset,
+            report=progress.prepare,
+            late=schedule.late,
+        )
         if config.data.encoder:
             from fedtailor.data.embedding import embed
 

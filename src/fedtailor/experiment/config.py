@@ -322,7 +322,7 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
     return Config(
         seeds=_seeds(values),
         algorithm=_algorithm_options(tables["algorithm"]),
-        schedule=read_schedule(tables["federation"], tables["evaluation"]),
+        schedule=read_schedule(with_tuples(tables["federation"]), tables["evaluation"]),
         **sections,
     )
 

@@ -337,6 +337,10 @@ class RunWriter:
 
         return result
 
+    def note(self, text: str, *, round: int) -> None:
+        """Write a note among the events, and show it."""
+        self._note([text], round=round)
+
     def _note(self, notes: Sequence[str], *, round: int) -> None:
         """Write notes among the events, and show them."""
         where = {"round": round} if round else {}

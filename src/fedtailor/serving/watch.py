@@ -88,7 +88,7 @@ def _held_out_inputs(records: RunRecords, model: PersonalModel) -> Iterator[np.n
         raise DataError(message, path=records.path, allowed="held-out examples", got="none")
 
     config = load_method(records).config
-    divided = build(config.data, run_seed=config.seeds[0])
+    divided = build(config.data, run_seed=config.seeds[0], late=config.schedule.late)
     if config.data.encoder:
         from fedtailor.data.embedding import embed
 

@@ -146,6 +146,7 @@ EventKind = Literal[
     "skipped",
     "repeated",
     "no sum",
+    "joined",
     "paused",
     "resumed",
     "left",

@@ -13,6 +13,7 @@ from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.devices import HOST, placed
 from fedtailor.core.engine import Engine, one_thread
 from fedtailor.core.federation import Federation, Roster
+from fedtailor.core.history import KEY
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
 from fedtailor.privacy.options import PrivacyOptions
@@ -217,13 +218,30 @@ def check_run(
     _check_tasks(algorithm, roster)
     _check_who_trains(algorithm, schedule)
     server_optimizer(algorithm, roster, schedule)
-    history_of(schedule, roster)
+    if history_of(schedule, roster).joins:
+        refuse_joining(algorithm, privacy)
     schedule.check_validation(roster.validates, roster.classes)
     if privacy != NO_PRIVACY:
         # Most runs have no such options, and do not import this.
         from fedtailor.simulation.privacy_checks import check_privacy
 
         check_privacy(algorithm, roster, schedule, privacy)
+
+
+def refuse_joining(algorithm: AnyAlgorithm, privacy: PrivacyOptions) -> None:
+    """Check that clients can join during a run.
+
+    Raises:
+        ConfigError: noise or secure sums count on those who are there, or the method does.
+    """
+    why = ""
+    if privacy.unit != "none" or privacy.secure_sums:
+        why = "the clients of a run with noise or secure sums are fixed before its first round"
+    elif not algorithm.admits:
+        why = f"{type(algorithm).__name__} keeps something of every client from the first round on"
+
+    if why:
+        raise wrong_value(KEY, "without clients that join", "'join'", f"The reason: {why}.")
 
 
 def _check_tasks(algorithm: AnyAlgorithm, roster: Roster) -> None:

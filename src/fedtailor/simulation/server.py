@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ them. Other batches may do better. A model that diverged does not."""
 _MOST_ATTEMPTS = 20
 """Attempts at a round, whichever clients were to train in them."""
 _COMING_AND_GOING: Mapping[ChangeKind, tuple[EventKind, str]] = {
+    "join": ("joined", "it takes part from now on"),
     "pause": ("paused", "nothing is asked of it until it is resumed"),
     "resume": ("resumed", "it takes part again"),
     "leave": ("left", "it takes no part any more"),
@@ -182,13 +184,21 @@ def history_of(schedule: Schedule, roster: Roster) -> History:
         ConfigError: the changes do not fit together, or leave too few clients for a round.
     """
     clients = range(len(roster.num_train))
-    history = History(schedule.history, [roster.name_of(client) for client in clients])
+    # Most runs have no history, and may have many clients.
+    names = (
+        [roster.name_of(client) for client in clients] if schedule.history else [""] * len(clients)
+    )
+    history = History(schedule.history, names, roster.num_new)
     trainable = frozenset(roster.trainable_clients)
     for round in history.rounds:
         training = [client for client in history.members(round) if client in trainable]
         if len(training) < schedule.fewest_members:
             allowed = f"such that {schedule.fewest_members} or more clients train in every round"
             raise wrong_value(KEY, allowed, f"{len(training)} in round {round}")
+
+    if history.joins and schedule.select == "best":
+        allowed = "'last' where clients join: an earlier round has no state of them"
+        raise wrong_value("evaluation.select", allowed, "best")
 
     return history
 
@@ -220,8 +230,10 @@ class RunServer:
         self.everybody_trains = schedule.everybody_trains(algorithm.trains)
         self.absences = absences
         self.history = history_of(schedule, roster)
-        self.members: list[int] = []
-        """Who takes part in this round."""
+        self.population = roster.population
+        """How many clients have joined by this round, of those that can train."""
+        self.drawable: list[int] = []
+        """Those of them that take part in this round."""
         self.training: list[int] = []
         """Those of them that can train."""
         self.evaluator = Evaluator(algorithm, roster, clients, absences)
@@ -265,7 +277,7 @@ class RunServer:
 
         if resume is None:
             key = rng.new_key(seed, purpose="init_server")
-            server = algorithm.init_federation(self.task, roster.population, key)
+            server = algorithm.init_federation(self.task, self.history.population(1), key)
             resume = RunState(compact(server))
 
         self.state = resume.on(device)
@@ -301,11 +313,10 @@ class RunServer:
         self.asked = set()
         report = RoundReport(self.state.round + 1, [], self.state)
         self._let_come_and_go(report)
-        if report.round > 1:
-            return report
 
-        # Once, in the first round.
-        for client in self.roster.known:
+        # Once, in the first round of each.
+        before = self.history.population(report.round - 1) if report.round > 1 else 0
+        for client in range(before, self.population):
             if not self.roster.num_train[client]:
                 add_event(report, "skipped", client, "no training examples: does not train")
 
@@ -313,14 +324,32 @@ class RunServer:
 
     def _let_come_and_go(self, report: RoundReport) -> None:
         """Note who takes part in a round."""
-        for kind, client in self.history.changes(report.round):
+        changes = self.history.changes(report.round)
+        for kind, client in changes:
             event, reason = _COMING_AND_GOING[kind]
             add_event(report, event, client, reason)
 
-        self.members = self.history.members(report.round)
-        members = frozenset(self.members)
-        self.training = [client for client in self.roster.trainable_clients if client in members]
+        if changes or not self.training:
+            self._note_members(report.round)
+
+    def _note_members(self, round: int) -> None:
+        """Find who takes part from a round on, and make room for those who join in it."""
+        self.population = self.history.population(round)
+        trainable = self.roster.trainable_clients
+        self.num_trainable = bisect_left(trainable, self.population)
+
+        members = frozenset(self.history.members(round))
         self.evaluator.members = members
+        self.drawable = [client for client in range(self.population) if client in members]
+        self.training = [client for client in trainable if client in members]
+
+        before = self.history.population(round - 1)
+        if round > 1 and self.population > before:
+            key = rng.new_key(self.seed, purpose="init_server")
+            server = self.algorithm.admit(
+                self.task, self.state.server, before, self.population, key
+            )
+            self.state = replace(self.state, server=compact(server))
 
     def begin_attempt(self, report: RoundReport) -> RoundAttempt:
         """Draw a cohort, and say what is asked of it."""
@@ -329,9 +358,9 @@ class RunServer:
             self.seed,
             report.round,
             schedule.rounds,
-            self.roster.population,
+            self.population,
             report.attempt,
-            members=[client for client in self.members if client in self.roster.known],
+            members=self.drawable,
         )
         report.cohort = [client for client in drawn.tolist() if self.roster.num_train[client]]
         cohort = frozenset(report.cohort)
@@ -386,7 +415,7 @@ class RunServer:
     def _cohort(self, round: int, ids: Sequence[int]) -> Cohort:
         return Cohort(
             ids=torch.tensor(ids, dtype=torch.int64, device=HOST),
-            population=self.roster.population,
+            population=self.population,
             round=round,
             rounds=self.schedule.rounds,
             rounds_trained=self.state.client_rounds / max(self.num_trainable, 1),

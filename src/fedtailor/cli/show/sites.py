@@ -39,12 +39,20 @@ def show_server(folder: Path, certificate: Path, address: str) -> None:
     say(f"4. Start: fedtailor serve {quoted}")
 
 
-def show_added(name: str, key: PublicKey) -> None:
-    """Print that a site is registered, and what to do with its fingerprint."""
+def show_added(name: str, key: PublicKey, joins: bool) -> None:
+    """Print that a site is registered, and what to do with its fingerprint.
+
+    Args:
+        name: of the site.
+        key: of the site.
+        joins: whether it joins the run that is under way.
+    """
     say(f"{name} is registered with the key {key.fingerprint}.")
     say("Compare this fingerprint with the one that the site has seen, for instance by telephone.")
-    say(f"{name} belongs to the runs that begin from now on.")
-    say("A server that is running must be started again for it.")
+    if joins:
+        say(f"When it has connected, {name} takes part from the next round on.")
+    else:
+        say(f"{name} belongs to the runs that begin from now on.")
 
 
 def show_roster(roster: SiteRoster) -> None:
