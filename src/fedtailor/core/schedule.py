@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import FedtailorError, RunError, find_name, unknown_name
-from fedtailor.core.history import read_change
 from fedtailor.core.options import (
     Flag,
     NoResult,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from fedtailor.core.history import Change
     from fedtailor.core.robust import RobustReduction
 
 
@@ -385,9 +385,7 @@ class Schedule(EvaluationOptions):
         check_options(self, owner="federation", keys=keys)
         baselines = spell_baselines(self.baselines, "evaluation.baselines")
         object.__setattr__(self, "baselines", baselines)
-        for line in self.history:
-            read_change(line)
-
+        self.changes()
         if self.watches_validation and self.personalized_every in (0, "auto"):
             key = "evaluation.personalized_every"
             allowed = f"1 or more with {self._watching_option}"
@@ -439,11 +437,24 @@ class Schedule(EvaluationOptions):
             fewest = f"fewer than {self.fewest_uploads} clients in a round, and there are {drawn}"
             raise wrong_value("federation.robust", f"'none' with {fewest}", self.robust)
 
+    def changes(self) -> list[Change]:
+        """Return the changes of the history.
+
+        Raises:
+            ConfigError: a line has another form.
+        """
+        if not self.history:
+            return []
+
+        # Most runs have no history, and do not import this.
+        from fedtailor.core.history import read_change
+
+        return [read_change(line) for line in self.history]
+
     @property
     def late(self) -> tuple[str, ...]:
         """The names of the clients that join during the run, in their order."""
-        changes = map(read_change, self.history)
-        return tuple(change.client for change in changes if change.kind == "join")
+        return tuple(change.client for change in self.changes() if change.kind == "join")
 
     @property
     def fewest_members(self) -> int:

@@ -13,7 +13,6 @@ from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.devices import HOST, placed
 from fedtailor.core.engine import Engine, one_thread
 from fedtailor.core.federation import Federation, Roster
-from fedtailor.core.history import KEY
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
 from fedtailor.privacy.options import PrivacyOptions
@@ -218,7 +217,8 @@ def check_run(
     _check_tasks(algorithm, roster)
     _check_who_trains(algorithm, schedule)
     server_optimizer(algorithm, roster, schedule)
-    if history_of(schedule, roster).joins:
+    history = history_of(schedule, roster)
+    if history is not None and history.joins:
         refuse_joining(algorithm, privacy)
     schedule.check_validation(roster.validates, roster.classes)
     if privacy != NO_PRIVACY:
@@ -241,7 +241,9 @@ def refuse_joining(algorithm: AnyAlgorithm, privacy: PrivacyOptions) -> None:
         why = f"{type(algorithm).__name__} keeps something of every client from the first round on"
 
     if why:
-        raise wrong_value(KEY, "without clients that join", "'join'", f"The reason: {why}.")
+        raise wrong_value(
+            "federation.history", "without clients that join", "'join'", f"The reason: {why}."
+        )
 
 
 def _check_tasks(algorithm: AnyAlgorithm, roster: Roster) -> None:

@@ -15,7 +15,6 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
-from fedtailor.core.history import KEY, ChangeKind, History
 from fedtailor.core.message import Field, Mean, Received, Reduced, download_bytes, sent_values
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reduction import FieldSum, Reduction, reduce_field
@@ -44,6 +43,7 @@ from fedtailor.simulation.report import (
 
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
+    from fedtailor.core.history import ChangeKind, History
     from fedtailor.core.server_optimizer import ServerOptimizer
     from fedtailor.privacy.examples import ExamplePlan
     from fedtailor.privacy.ledger import Ledger
@@ -177,17 +177,19 @@ def values_per_client(
     return dict(zip(ids, tree.unstack(stacked, len(ids)), strict=True))
 
 
-def history_of(schedule: Schedule, roster: Roster) -> History:
-    """Return who takes part in which round of a run.
+def history_of(schedule: Schedule, roster: Roster) -> History | None:
+    """Return who takes part in which round of a run; None: everybody in all rounds.
 
     Raises:
         ConfigError: the changes do not fit together, or leave too few clients for a round.
     """
-    clients = range(len(roster.num_train))
-    # Most runs have no history, and may have many clients.
-    names = (
-        [roster.name_of(client) for client in clients] if schedule.history else [""] * len(clients)
-    )
+    if not schedule.history:
+        return None
+
+    # Most runs have no history, and do not import this.
+    from fedtailor.core.history import KEY, History
+
+    names = [roster.name_of(client) for client in range(len(roster.num_train))]
     history = History(schedule.history, names, roster.num_new)
     trainable = frozenset(roster.trainable_clients)
     for round in history.rounds:
@@ -232,10 +234,13 @@ class RunServer:
         self.history = history_of(schedule, roster)
         self.population = roster.population
         """How many clients have joined by this round, of those that can train."""
-        self.drawable: list[int] = []
-        """Those of them that take part in this round."""
-        self.training: list[int] = []
-        """Those of them that can train."""
+        self.drawable: list[int] | None = None
+        """Those of them that take part in this round; None: all."""
+        self.training = roster.trainable_clients
+        """The clients that can train in this round."""
+        if self.history is not None:
+            self.population = self.history.population(1)
+
         self.evaluator = Evaluator(algorithm, roster, clients, absences)
         self.robust = schedule.robust_reduction()
         self.optimizer = server_optimizer(algorithm, roster, schedule)
@@ -277,7 +282,7 @@ class RunServer:
 
         if resume is None:
             key = rng.new_key(seed, purpose="init_server")
-            server = algorithm.init_federation(self.task, self.history.population(1), key)
+            server = algorithm.init_federation(self.task, self.population, key)
             resume = RunState(compact(server))
 
         self.state = resume.on(device)
@@ -313,43 +318,40 @@ class RunServer:
         self.asked = set()
         report = RoundReport(self.state.round + 1, [], self.state)
         self._let_come_and_go(report)
+        return report
+
+    def _let_come_and_go(self, report: RoundReport) -> None:
+        """Note who takes part in a round, and who has come or gone."""
+        before = self.population if report.round > 1 else 0
+        if self.history is not None:
+            before = self.history.population(report.round - 1) if report.round > 1 else 0
+            for kind, client in self.history.changes(report.round):
+                event, reason = _COMING_AND_GOING[kind]
+                add_event(report, event, client, reason)
+
+            self._note_members(self.history, report.round)
 
         # Once, in the first round of each.
-        before = self.history.population(report.round - 1) if report.round > 1 else 0
         for client in range(before, self.population):
             if not self.roster.num_train[client]:
                 add_event(report, "skipped", client, "no training examples: does not train")
 
-        return report
-
-    def _let_come_and_go(self, report: RoundReport) -> None:
-        """Note who takes part in a round."""
-        changes = self.history.changes(report.round)
-        for kind, client in changes:
-            event, reason = _COMING_AND_GOING[kind]
-            add_event(report, event, client, reason)
-
-        if changes or not self.training:
-            self._note_members(report.round)
-
-    def _note_members(self, round: int) -> None:
-        """Find who takes part from a round on, and make room for those who join in it."""
-        self.population = self.history.population(round)
-        trainable = self.roster.trainable_clients
-        self.num_trainable = bisect_left(trainable, self.population)
-
-        members = frozenset(self.history.members(round))
-        self.evaluator.members = members
-        self.drawable = [client for client in range(self.population) if client in members]
-        self.training = [client for client in trainable if client in members]
-
-        before = self.history.population(round - 1)
-        if round > 1 and self.population > before:
+        if 0 < before < self.population:
             key = rng.new_key(self.seed, purpose="init_server")
             server = self.algorithm.admit(
                 self.task, self.state.server, before, self.population, key
             )
             self.state = replace(self.state, server=compact(server))
+
+    def _note_members(self, history: History, round: int) -> None:
+        """Find who takes part in a round."""
+        members = frozenset(history.members(round))
+        trainable = self.roster.trainable_clients
+        self.population = history.population(round)
+        self.num_trainable = bisect_left(trainable, self.population)
+        self.drawable = [client for client in range(self.population) if client in members]
+        self.training = [client for client in trainable if client in members]
+        self.evaluator.members = members
 
     def begin_attempt(self, report: RoundReport) -> RoundAttempt:
         """Draw a cohort, and say what is asked of it."""
