@@ -17,8 +17,10 @@ from fedtailor.core.folders import this_process
 from fedtailor.deployment import demo
 from fedtailor.deployment.federation_folder import FederationFolder, write_attendance
 from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE, load_federation, load_site
+from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.site_check import check_site
 from fedtailor.deployment.trust import pinned_roster
+from fedtailor.experiment.reader import read_run
 from sites import NAMES, VALUES, World, divide_digits, write_arrays
 
 CONFIG = 3
@@ -89,6 +91,7 @@ def json_of(command, capsys, code=0):
         ("site check nowhere", "site.toml"),
         ("site start nowhere", "site.toml"),
         ("site leaves nowhere", "site.toml"),
+        ("site status nowhere", "site.toml"),
         ("site models nowhere", "site.toml"),
         ("site init sites/clinic --name a --data x", "already exists"),
         ("deploy init server --host localhost", "already exists"),
@@ -176,6 +179,42 @@ def test_what_has_left_a_site(world, capsys):
     log.unlink()
     assert main(["site", "leaves", "sites/clinic"]) == 0
     assert "|" not in capsys.readouterr().out
+
+
+def test_what_a_site_has_sent_and_how_well_it_does(world, capsys):
+    record = json_of("site status sites/clinic", capsys)
+    assert record["site"] == "clinic" and not record["started"]
+    assert [message["kind"] for message in record["messages"]][-1] == "personalize"
+    (upload,) = [one for one in record["sent"] if one["what"] == "upload: model"]
+    assert upload["times"] == 4 and upload["first"] <= upload["last"]
+
+    # The curve is that of the newest run, from the scores that the server has of this site.
+    scores = read_run(world / "server" / "runs" / "0002").result["sites"]["clinic"]
+    assert record["curves"]["personalized"] == [[2, scores["accuracy"]]]
+    assert record["own"] is None
+
+    assert main(["site", "status", "sites/clinic", "--out", "clinic.html"]) == 0
+    output = capsys.readouterr()
+    assert "upload" not in output.out and "personalize" in output.out
+    assert "known when a run ends" in output.out and "not started" in output.err
+    assert "What was sent" in (world / "clinic.html").read_text()
+    (world / "mine.html").write_text("mine")
+    failed("site status sites/clinic --out mine.html", CONFIG, capsys)
+    assert (world / "mine.html").read_text() == "mine"
+
+    # Beside what the site would use alone, once it has judged its model.
+    DeployedSite(world / "sites" / "clinic").judge()
+    own = json_of("site status sites/clinic", capsys)["own"]
+    assert own["version"] == 2 and 0 <= own["accuracy"] <= 1
+    assert main(["site", "status", "sites/clinic"]) == 0
+    assert "Alone it would use" in capsys.readouterr().out
+
+    for name in ("audit.jsonl", "curve.jsonl"):
+        (world / "sites" / "clinic" / name).unlink()
+    assert main(["site", "status", "sites/clinic"]) == 0
+    assert "Nothing was sent yet" in capsys.readouterr().err
+    (world / "sites" / "clinic" / "curve.jsonl").write_text('{"run": 1}\n')
+    assert "curve.jsonl" in failed("site status sites/clinic", DATA, capsys)
 
 
 def test_models_are_listed_and_restored(world, capsys):

@@ -99,6 +99,24 @@ def test_after_the_quorum_the_others_are_given_the_grace():
     assert seconds == 15
 
 
+def test_who_gave_no_answer_is_silent_until_the_next_one():
+    transport = Planned({0: 3, 1: None, 2: 5})
+    exchange = Exchange(transport, DeployOptions(deadline=90), clock=transport.clock)
+    requests = dict.fromkeys(transport.times, REQUEST)
+    exchange.ask(requests)
+    (since,) = exchange.attendance.silent.values()
+    transport.done.clear()
+    exchange.ask(requests)
+    assert exchange.attendance.silent == {1: since}
+
+    # Whoever is not needed is not silent.
+    transport.done.clear()
+    transport.times[1] = 0
+    transport.times[2] = None
+    exchange.ask(requests, enough=2)
+    assert exchange.attendance.silent == {}
+
+
 @pytest.mark.parametrize("needed", [1, 2])
 def test_it_waits_beyond_the_deadline_for_those_that_are_needed(needed):
     answers, seconds, _ = ask(Planned({0: 200, 1: 300, 2: None}), needed=needed, deadline=90)

@@ -1,6 +1,7 @@
 // Opens a page in Chromium, at the widths of a desktop and of a phone, in light and in dark. Prints as JSON what the
 // browser and axe-core say of it.
-// node browser.cjs PAGE.html NODE_MODULES CHROMIUM [FOLDER for pictures]
+// node browser.cjs PAGE NODE_MODULES CHROMIUM [FOLDER for pictures]
+// PAGE is a file or an address.
 const fs = require("fs");
 const path = require("path");
 
@@ -19,8 +20,10 @@ async function look(browser, name, scheme) {
   tab.on("request", (request) => found.requests.push(request.url()));
   await tab.setViewport({ width, height, deviceScaleFactor: 1, isMobile: name === "phone" });
   await tab.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
-  await tab.goto("file://" + path.resolve(page), { waitUntil: "load" });
-  await tab.evaluate(() => Promise.all([...document.querySelectorAll(".chart")].map(draw)));
+  await tab.goto(page.startsWith("http") ? page : "file://" + path.resolve(page), { waitUntil: "load" });
+  // A page that loads itself again is stopped.
+  await tab.evaluate(() => document.querySelector("header button")?.click());
+  await tab.evaluate(() => Promise.all([...document.querySelectorAll(".chart + script")].map((one) => draw(one.previousElementSibling))));
   found.wider = await tab.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
   found.scripts = await tab.evaluate(() => document.querySelectorAll("script:not([type])").length);
   found.handlers = await tab.evaluate(() =>
@@ -42,11 +45,11 @@ async function look(browser, name, scheme) {
   found.csv = await tab.evaluate(async () => {
     const saved = [];
     URL.createObjectURL = (blob) => { saved.push(blob); return "#content"; };
-    document.querySelector('table[data-name="accuracy-by-client"]').parentElement.nextElementSibling.click();
-    return saved[0].text();
+    document.querySelector('table[data-name="accuracy-by-client"]')?.parentElement.nextElementSibling.click();
+    return saved[0]?.text();
   });
   if (pictures) {
-    await tab.screenshot({ path: path.join(pictures, `${name}-${scheme}.png`) });
+    await tab.screenshot({ path: path.join(pictures, `${name}-${scheme}.png`), fullPage: true });
     for (const figure of await tab.$$("figure")) {
       const id = await figure.evaluate((each) => each.id);
       await figure.screenshot({ path: path.join(pictures, `${name}-${scheme}-${id}.png`) });

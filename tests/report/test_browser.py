@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from fedtailor.cli.show.status import StatusPage
+from fedtailor.deployment.status import PAGE_FILE, STATUS_FILE, StatusReader
+from fedtailor.deployment.status_port import StatusPort
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page.build import build_page
 from report.made_runs import CLASSES, write_run, write_seeds
+from sites import VALUES, World, divide_digits, write_arrays
 
 CHROMIUM = os.environ.get("FEDTAILOR_TEST_CHROMIUM") or shutil.which("chromium") or ""
 MODULES = Path(os.environ.get("FEDTAILOR_TEST_NODE_MODULES") or "node_modules").resolve()
@@ -41,20 +45,20 @@ pytestmark = [
 ]
 
 
+def look(place):
+    """Return what the browser and axe-core say of the page of a file or an address."""
+    program = Path(__file__).with_name("browser.cjs")
+    command = [NODE, str(program), str(place), str(MODULES), CHROMIUM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def open_in_browser(page, folder):
     """Return what the browser and axe-core say of a page."""
     path = folder / "page.html"
     path.write_text(page.html)
-    command = [
-        NODE,
-        str(Path(__file__).with_name("browser.cjs")),
-        str(path),
-        str(MODULES),
-        CHROMIUM,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return path, json.loads(done.stdout)
+    return path, look(path)
 
 
 def check(page, folder):
@@ -103,6 +107,30 @@ def test_a_comparison_in_the_browser(tmp_path):
         for name in ("ditto", "fedavg_ft", "local")
     ]
     check(build_page(read_methods([rich, *others])), tmp_path)
+
+
+def test_the_status_of_a_federation_in_the_browser(tmp_path):
+    parts = divide_digits(rows=30)
+    values = {**VALUES, "evaluation": {"every": 1, "personalized_every": 1}}
+    world = World(tmp_path, values={**values, "federation": {"rounds": 4}})
+    world.write(lambda folder, name: write_arrays(folder, *parts[name])).serve()
+    server = tmp_path / "server"
+
+    # As if it continued, so that the page loads itself again.
+    status = StatusReader(server, server / "runs" / "0001").read()
+    (server / STATUS_FILE).write_text(json.dumps(status))
+    path = server / PAGE_FILE
+    path.write_text(StatusPage()({**status, "state": "running"}))
+    with StatusPort(server, 0) as port:
+        address = f"{port.address}?token={port.token}"
+        for place, url in ((path, path.as_uri()), (address, address)):
+            for view in look(place):
+                # The browser asks the port for an icon, if it asks for one.
+                assert set(view["requests"]) <= {url, f"{port.address}favicon.ico"}
+                assert view["faults"] == []
+                assert view["wider"] <= 0 and view["hidden"] == 0
+                assert view["scripts"] == 1 and view["handlers"] == 0
+                assert view["console"] == []
 
 
 def test_hostile_names_do_nothing_in_the_browser(tmp_path):

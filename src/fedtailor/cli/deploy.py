@@ -297,21 +297,34 @@ def serve(
             "--new", metavar="", help="Begin another run; the last one must have finished."
         ),
     ] = False,
+    status_port: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number("--status-port", at_least=1),
+            metavar="NUMBER",
+            help="Also show the status page at this port of this machine, with a token, "
+            "and /status.json and /metrics (Prometheus).",
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Train across the registered sites.
 
-    After Ctrl-C, the same command continues where it stopped.
+    After Ctrl-C, the same command continues where it stopped. The page FOLDER/status.html shows
+    rounds, sites and messages while it runs.
     """
     import shlex
 
     from fedtailor.cli.show.serve import ServeOutput, show_finished
+    from fedtailor.cli.show.status import StatusPage
     from fedtailor.deployment.supervise_server import has_finished, supervise_server
 
     messages = ServeOutput()
     try:
-        result = supervise_server(folder, messages, new=new)
+        result = supervise_server(
+            folder, messages, draw_status=StatusPage(), status_port=status_port, new=new
+        )
     except KeyboardInterrupt:
         # Where the new run has not begun yet, the next command must ask for it again.
         again = " --new" if new and has_finished(folder) else ""

@@ -226,6 +226,37 @@ def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
         raise Interrupted(message, path=folder) from None
 
 
+@site_app.command("status", cls=Command)
+def status(
+    folder: SiteFolder,
+    out: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE.html", show_default=False, help="Also write a page with the curves."
+        ),
+    ] = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print what this site has sent and when, and how well its models do on its own examples.
+
+    Its accuracy by round stands beside that of the best model which it would use alone.
+    """
+    from fedtailor.cli.show.sites import show_site_status
+    from fedtailor.deployment.site_status import read_site_status
+
+    record = read_site_status(folder)
+    if out:
+        from fedtailor.cli.show.status import site_page
+        from fedtailor.core.atomic import write_whole
+        from fedtailor.report.page.files import check_page_path
+
+        check_page_path(Path(out))
+        write_whole(Path(out), site_page(record))
+
+    print_result(record, json, show_site_status, folder, record)
+
+
 @site_app.command("leaves", cls=Command)
 def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
     """Print what has left this site so far, from its log of all messages."""

@@ -13,6 +13,8 @@ Which process runs what; the modules of this package are in brackets::
 
 ``serve`` writes ``serving.json`` (what to do), submits a run to the SuperLink, and shows what the
 ServerApp writes: ``app.json`` (how it ended), ``attendance.json`` (who is there), ``runs/NNNN``.
+From these files it makes ``status.json`` and ``status.html`` [status], also at a port
+[status_port].
 A request goes from the ServerApp to the SuperLink (its port on 127.0.0.1), waits there until the
 SuperNode asks for it through the gate, and the ClientApp takes it to the resident over a Unix
 socket. The answer returns the same way.

@@ -59,6 +59,9 @@ class Attendance:
     """Sites that have not answered yet, and when they were first asked."""
     heard: dict[int, float] = field(default_factory=dict)
     """When each site last answered, in seconds since 1970."""
+    silent: dict[int, float] = field(default_factory=dict)
+    """Sites that did not answer in time when they were last asked, and since when they are asked in
+    vain."""
     failures: dict[int, str] = field(default_factory=dict)
     """What the transport last said of a site that gave no answer."""
 
@@ -158,7 +161,7 @@ class Exchange:
                     repeats.hasten(client, self._clock())
 
         self._transport.forget()
-        self.attendance.waiting = {}
+        self._note_end(has_enough=len(answers) >= enough)
         self._notify(self.attendance)
         replies: dict[int, Envelope | SiteFailure] = {**failures, **answers}
         return {client: replies[client] for client in requests if client in replies}
@@ -169,9 +172,19 @@ class Exchange:
         stopped = self._transport.stopped()
         return [client for client in clients if stopped.get(client, math.inf) <= latest]
 
+    def _note_end(self, *, has_enough: bool) -> None:
+        """Note who gave no answer, unless the others were enough, and end the wait."""
+        away = self.away()
+        for client, since in self.attendance.waiting.items():
+            if not has_enough and client not in away:
+                self.attendance.silent.setdefault(client, since)
+
+        self.attendance.waiting = {}
+
     def _note_answer(self, client: int) -> None:
         self.attendance.heard[client] = time.time()
         self.attendance.waiting.pop(client, None)
+        self.attendance.silent.pop(client, None)
         self.attendance.failures.pop(client, None)
 
     def _is_lost(

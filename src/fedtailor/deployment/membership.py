@@ -225,7 +225,7 @@ def refuse_too_few(folder: FederationFolder, name: str) -> None:
     if run is None or site.new or site.paused:
         return
 
-    training = [record["name"] for record in _records_of(run) if record["num_train"] > 0]
+    training = [record["name"] for record in records_of(run) if record["num_train"] > 0]
     left = []
     for other in folder.sites():
         is_there = not (other.new or other.paused)
@@ -257,10 +257,10 @@ def names_of(run: Path) -> list[str]:
     Raises:
         DataError: a file is damaged.
     """
-    return [record["name"] for record in _records_of(run)]
+    return [record["name"] for record in records_of(run)]
 
 
-def _records_of(run: Path) -> list[dict[str, Any]]:
+def records_of(run: Path) -> list[dict[str, Any]]:
     """Return what all sites of a run have said of themselves, by number.
 
     Raises:

@@ -139,9 +139,11 @@ def _exchange(
     # What an earlier process has heard.
     attendance = read_attendance(folder)
     for number, name in enumerate(names):
-        heard = attendance.get(name, {}).get("heard")
-        if isinstance(heard, float):
-            exchange.attendance.heard[number] = heard
+        seen = attendance.get(name, {})
+        if isinstance(seen.get("heard"), float):
+            exchange.attendance.heard[number] = seen["heard"]
+        if isinstance(seen.get("silent_since"), float):
+            exchange.attendance.silent[number] = seen["silent_since"]
 
     return exchange
 
@@ -171,6 +173,7 @@ class _AttendanceNotes:
                 "stopped": number in stopped and number not in online,
                 "heard": attendance.heard.get(number),
                 "waiting_since": attendance.waiting.get(number),
+                "silent_since": attendance.silent.get(number),
                 "problem": attendance.failures.get(number, ""),
             }
 

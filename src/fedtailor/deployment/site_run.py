@@ -26,6 +26,7 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.packing import pack_upload, unpack_download
 from fedtailor.deployment.plan import DeploymentPlan
+from fedtailor.deployment.site_curve import note_accuracy
 from fedtailor.deployment.site_data import prepare
 from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_models import write_version
@@ -189,6 +190,8 @@ class SiteRun:
             log.error("the work of round %s cannot be used: %s", work.round, problem)
             return reason_answer("problem", text)
 
+        self._note_accuracy(work, "local", reply.scores)
+
         # The server may still leave the round out, and then it names the older state again.
         clients.accept(self.client)
         version = Version(work.round, request.attempt)
@@ -217,6 +220,11 @@ class SiteRun:
             sizes["scores of the model after training"] = _num_bytes(reply.scores)
 
         return SiteAnswer({}, sizes, out, more)
+
+    def _note_accuracy(self, work: Work, point: str, scores: object) -> None:
+        """Note for the operator of the site how well a model does here, if it was scored."""
+        if isinstance(scores, Scores):
+            note_accuracy(self._folder, self.plan.run, work.round, point, scores)
 
     def _shows(self, what: str) -> bool:
         """Return whether the server sees something of this site alone."""
@@ -290,6 +298,8 @@ class SiteRun:
         if isinstance(reply, Failure):
             return self._failed(reply)
 
+        self._note_accuracy(work, "personalized", reply.scores.get("clients"))
+
         # The server sees the scores of the model only; the model stays.
         if request.keep and self.client in clients.personal:
             self._keep_model(clients.personal[self.client], work, reply)
@@ -329,6 +339,7 @@ class SiteRun:
         if isinstance(reply, Failure):
             return self._failed(reply)
 
+        self._note_accuracy(work, "global", reply)
         sizes: dict[str, int] = {}
         out: dict[str, Any] = {"scores": ()}
         more: dict[str, bytes] = {}

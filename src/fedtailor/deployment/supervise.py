@@ -30,6 +30,11 @@ LONG_LIFE = 60.0
 LARGEST_LOG = 10 * 1024**2
 """Bytes of a log file; then it is moved to ``NAME.1``, and the one before that is lost."""
 
+_LOCK = "supervisor.lock"
+_TIME = "%Y-%m-%d %H:%M:%S"
+_LENGTH_OF_TIME = 19
+_END_OF_LOG = 16_384
+"""Bytes of a log that its latest lines are read from."""
 _MARK = "FEDTAILOR_SUPERVISOR"
 """The variable of the environment by which the processes of a supervisor are known."""
 
@@ -70,7 +75,7 @@ class Supervisor:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._clock = clock
-        self._lock = _take_lock(folder / "supervisor.lock")
+        self._lock = _take_lock(folder / _LOCK)
         self._children: dict[str, _Child] = {}
 
         self._environment = environment
@@ -260,13 +265,24 @@ class LogFile:
 
     def write(self, text: str) -> None:
         """Append a line; on a full disk it is lost, so that the log does not end a server."""
-        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {one_line(text)}\n"
+        line = f"{time.strftime(_TIME)}  {one_line(text)}\n"
         with contextlib.suppress(OSError):
             # One older file stays.
             if self._path.stat().st_size > LARGEST_LOG:
                 os.replace(self._path, self._path.with_name(f"{self._path.name}.1"))
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
+
+
+def latest_sentences(path: Path) -> list[tuple[str, str]]:
+    """Return the latest lines of a log that :class:`LogFile` has written, as times and sentences.
+
+    There are none if there is no such file.
+    """
+    # The first line may be the end of a longer one.
+    lines = _tail(path, 0, longest=_END_OF_LOG).splitlines()
+    pairs = [line.partition("  ") for line in lines]
+    return [(moment, text) for moment, _, text in pairs if len(moment) == _LENGTH_OF_TIME]
 
 
 class NewLines:
@@ -298,6 +314,17 @@ class NewLines:
         lines = raw[:end].splitlines()
         self.count += len(lines)
         return lines
+
+
+def is_supervised(folder: Path) -> bool:
+    """Return whether a supervisor is responsible for a folder now."""
+    path = folder / _LOCK
+    try:
+        if path.is_file():
+            _take_lock(path).close()
+    except RunError:
+        return True
+    return False
 
 
 def _take_lock(path: Path) -> IO[bytes]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ from fedtailor.deployment.init import KEYS, SERVER_CERTIFICATE
 from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.membership import names_of
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
+from fedtailor.deployment.status import LOG_FILE, PAGE_FILE, StatusFiles
+from fedtailor.deployment.status_port import TOKEN_FILE, StatusPort
 from fedtailor.deployment.supervise import LogFile, NewLines
 from fedtailor.experiment.config import load_config
 from fedtailor.experiment.reader import holds_run
@@ -56,7 +59,14 @@ class ServeObserver(Protocol):
         """Show who is there."""
 
 
-def supervise_server(folder: Path, observer: ServeObserver, *, new: bool = False) -> dict[str, Any]:
+def supervise_server(
+    folder: Path,
+    observer: ServeObserver,
+    *,
+    draw_status: Callable[[Mapping[str, Any]], str],
+    status_port: int | None = None,
+    new: bool = False,
+) -> dict[str, Any]:
     """Serve until the run has finished, and return its result.
 
     The last run continues if it has not finished.
@@ -64,19 +74,22 @@ def supervise_server(folder: Path, observer: ServeObserver, *, new: bool = False
     Args:
         folder: of the server.
         observer: is told what happens.
+        draw_status: makes the page of a status.
+        status_port: of this machine, where the status can be read; None: in files only.
         new: whether to begin another run after one that has finished.
 
     Raises:
         ConfigError: the configuration is wrong, or no site is registered.
         DataError: the sites do not fit together.
-        RunError: Flower is missing or does not start, or the run cannot continue.
+        RunError: Flower is missing or does not start, the port of the status cannot be used, or the
+            run cannot continue.
     """
     server_folder = FederationFolder(folder)
     deploy = load_federation(folder / FEDERATION_FILE).deploy
     sites = server_folder.sites()
     check_enough(sites)
     run = _choose_run(server_folder, new=new)
-    logged = _Logged(observer, LogFile(folder / "logs" / "serve.log"))
+    logged = _Logged(observer, LogFile(folder / LOG_FILE))
 
     _say_changes(folder, run, logged)
     result = _result_of(run)
@@ -91,18 +104,30 @@ def supervise_server(folder: Path, observer: ServeObserver, *, new: bool = False
         logged.say(f"the server's certificate ends in {days:.0f} days: {hint}")
 
     host = deploy.listening_address
-    processes = ServerProcesses(folder / "flower", folder / KEYS, host, deploy.port)
-    try:
+    with ExitStack() as stack:
+        if status_port is not None:
+            port = stack.enter_context(StatusPort(folder, status_port))
+            observer.say(_where_status_is(folder, port))
+
+        processes = ServerProcesses(folder / "flower", folder / KEYS, host, deploy.port)
+        stack.callback(processes.stop)
+        status = stack.enter_context(StatusFiles(folder, run, draw_status, logged.say))
+        logged.say(f"the status of the run: {folder / PAGE_FILE}")
+
         logged.say(f"starting the server on {host}, port {deploy.port}")
         processes.start()
         nodes = processes.register({site.name: site.key for site in sites})
         logged.say(f"{len(sites)} sites are registered: {', '.join(site.name for site in sites)}")
-        return _supervise(_ServerApp(folder, run, processes, nodes), logged)
-    finally:
-        processes.stop()
+        return _supervise(_ServerApp(folder, run, processes, nodes), logged, status)
 
 
-def _supervise(app: _ServerApp, observer: ServeObserver) -> dict[str, Any]:
+def _where_status_is(folder: Path, port: StatusPort) -> str:
+    """Return the address of the status; the token is said once, when it is made."""
+    token = port.token if port.is_new else f"..., with the token of {folder / TOKEN_FILE}"
+    return f"the status at this machine: {port.address}?token={token}"
+
+
+def _supervise(app: _ServerApp, observer: ServeObserver, status: StatusFiles) -> dict[str, Any]:
     """Keep the ServerApp, which runs the rounds, alive until it ends; return its result."""
     watcher = _Watcher(app.folder, app.run, observer)
     app.start()
@@ -115,6 +140,7 @@ def _supervise(app: _ServerApp, observer: ServeObserver) -> dict[str, Any]:
         # First the outcome, so that everything before it is shown.
         outcome = app.outcome()
         watcher.show_news()
+        status.update()
         if outcome is not None:
             return _result_or_error(outcome)
 

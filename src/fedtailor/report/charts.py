@@ -259,6 +259,7 @@ def curves(
     quantity: str,
     *,
     include: float | None = None,
+    has_tooltips: bool = True,
 ) -> Chart:
     """Draw a line per series with a band around it; bars where no series has three points.
 
@@ -267,6 +268,7 @@ def curves(
         names: all series of the figure, so that a series has its color in every panel.
         quantity: title of the vertical axis.
         include: a value that the axis holds in any case.
+        has_tooltips: whether every point has a mark that carries its tooltip, seen or not.
     """
     if max(map(len, points.values()), default=0) < 3:
         last = {name: series[-1] for name, series in points.items() if series}
@@ -306,7 +308,8 @@ def curves(
         tooltip("round", "round", "d"),
         tooltip("mean", quantity, ".4~g"),
     ]
-    layers.append(marks.encode(y=mean, tooltip=tips))
+    if few or has_tooltips:
+        layers.append(marks.encode(y=mean, tooltip=tips))
 
     # A ring around a mean that is not over all clients.
     incomplete = [row for row in rows if row["away"]]

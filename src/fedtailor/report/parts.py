@@ -58,6 +58,9 @@ class Panel:
     subtitle: str = ""
     min_width: int = 0
     """Pixels below which the chart is scrolled instead of made narrower."""
+    picture: str = ""
+    """The chart as SVG that was drawn before, for a page that is written often: it has no tooltips,
+    and needs no script."""
 
 
 @dataclass(frozen=True, kw_only=True)

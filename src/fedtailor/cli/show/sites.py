@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fedtailor.deployment.site_check import Check
 
 
+_MOST_ROUNDS = 10
+"""Rounds of a table, the latest ones."""
+
+
 def show_server(folder: Path, certificate: Path, address: str) -> None:
     """Print what was made for a server, and what comes next."""
     quoted = shlex.quote(str(folder))
@@ -184,6 +188,47 @@ def show_models(folder: Path, name: str, versions: Sequence[Mapping[str, Any]]) 
             show_verdicts({version["algorithm"]: version["worth_it"]}, version["algorithm"])
 
     say(f"To use one: fedtailor predict {shlex.quote(str(folder))}/model --client {name} PATH...")
+
+
+def show_site_status(folder: Path, record: Mapping[str, Any]) -> None:
+    """Print what a site has sent and when, and how well its models do."""
+    state = record["connection"] if record["started"] else "not started"
+    say(f"{record['site']}: {state or 'starting'}.")
+    if not record["messages"]:
+        say("Nothing was sent yet.")
+        return
+
+    rows = []
+    for message in record["messages"]:
+        number = "-" if message["round"] is None else str(message["round"])
+        size = f"{message['bytes']:,}"
+        rows.append([message["time"], message["kind"], message["refused"], number, size])
+
+    columns = ["sent", "answer to", "refused", "round", "bytes"]
+    table("The latest answers", columns, rows, left=3)
+    if record["curves"]:
+        _show_curves(record)
+    say(f"All that was sent: fedtailor site leaves {shlex.quote(str(folder))}")
+
+
+def _show_curves(record: Mapping[str, Any]) -> None:
+    """Print the accuracy of a site by round, beside that of what it would use alone."""
+    curves = {point: dict(curve) for point, curve in record["curves"].items()}
+    rounds = sorted({number for curve in curves.values() for number in curve})
+    own = record["own"]
+    columns = ["round", *(f"{point}\nmodel" for point in curves)]
+    below = "What it would use alone is known when a run ends."
+    if own is not None and own["accuracy"] is not None:
+        name = own["name"].replace("_", " ")
+        below = f"Alone it would use {name}: {percent(own['accuracy'])} %."
+
+    rows = []
+    for number in rounds[-_MOST_ROUNDS:]:
+        accuracies = [curve.get(number) for curve in curves.values()]
+        cells = ["-" if accuracy is None else percent(accuracy) for accuracy in accuracies]
+        rows.append([str(number), *cells])
+
+    table("Accuracy on its own test examples, %", columns, rows, below=below)
 
 
 def _verdict_of(version: Mapping[str, Any]) -> str:

@@ -7,10 +7,11 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from fedtailor import __version__
@@ -81,7 +82,13 @@ def build_sections(methods: Sequence[Method]) -> list[Section]:
         raise DataError(message, path=methods[0].path) from reason
 
 
-def render_page(title: str, sections: Sequence[Section], *, refresh: int = 0) -> str:
+def render_page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    refresh: int = 0,
+    latest: float = 0,
+) -> str:
     """Return the HTML of a page.
 
     Only scripts whose digests are in its policy run, and nothing is loaded.
@@ -90,14 +97,17 @@ def render_page(title: str, sections: Sequence[Section], *, refresh: int = 0) ->
         title: of the page.
         sections: those that are not empty.
         refresh: seconds after which the page loads itself again; 0: never.
+        latest: when the page is out of date, in seconds since 1970; then it says so. 0: never.
     """
-    # The library is a megabyte, so a page without figures goes without it.
+    # The library is a megabyte, so a page that does not need it goes without it.
     scripts = [_resource("page.js")]
-    if any(section.figures for section in sections):
+    panels = [
+        panel for section in sections for figure in section.figures for panel in figure.panels
+    ]
+    if not all(panel.picture for panel in panels):
         scripts.insert(0, page_library())
 
-    template = _environment().from_string(_resource("page.html"))
-    return template.render(
+    return _template().render(
         title=title,
         sections=sections,
         styles=Markup(_styles()),
@@ -105,7 +115,8 @@ def render_page(title: str, sections: Sequence[Section], *, refresh: int = 0) ->
         policy=" ".join(map(_digest, scripts)),
         mark=Markup(MARK),
         refresh=refresh,
-        made=time.strftime("%Y-%m-%d %H:%M %Z"),
+        latest=latest,
+        made=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         version=__version__,
     )
 
@@ -171,8 +182,9 @@ def _digest(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _environment() -> Environment:
-    """Return the environment of templates: every value is escaped and visible."""
+@cache
+def _template() -> Template:
+    """Return the template of a page: every value is escaped and visible."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -184,7 +196,7 @@ def _environment() -> Environment:
     environment.filters["as_specification"] = lambda panel: Markup(page_specification(panel))
     environment.filters["as_svg"] = lambda panel, **options: Markup(page_svg(panel, **options))
 
-    return environment
+    return environment.from_string(_resource("page.html"))
 
 
 def _resource(name: str) -> str:

@@ -72,4 +72,49 @@ async function draw(chart) {
 const near = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) if (isIntersecting) draw(target);
 }, { rootMargin: "600px" });
-for (const chart of document.querySelectorAll(".chart")) near.observe(chart);
+for (const specification of document.querySelectorAll(".chart + script")) near.observe(specification.previousElementSibling);
+
+// A page of something that continues loads itself again, unless the reader stops it. At a port, only while somebody answers:
+// the page of an error would stay.
+const { refresh, latest } = document.body.dataset;
+const head = document.querySelector("header");
+
+function warn(text) {
+  const warning = document.createElement("p");
+  warning.className = "warning";
+  warning.setAttribute("role", "alert");
+  warning.textContent = text;
+  head.querySelector(".warning")?.remove();
+  head.append(warning);
+}
+
+async function loadAgain() {
+  try {
+    if (location.protocol.startsWith("http")) await fetch(location.href, { method: "HEAD", cache: "no-store" });
+    location.reload();
+  } catch {
+    warn("The server does not answer.");
+    wait();
+  }
+}
+
+let timer;
+function wait() {
+  timer = setTimeout(loadAgain, 1000 * refresh);
+}
+
+if (refresh) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Stop loading again";
+  button.addEventListener("click", () => {
+    if (button.textContent === "Load again") location.reload();
+    clearTimeout(timer);
+    button.textContent = "Load again";
+  });
+  head.append(button);
+  wait();
+}
+
+// A page that is written again at least so often, in seconds since 1970, is out of date after that.
+if (refresh && Date.now() / 1000 > latest) warn("Nothing was written here for a while: the server does not run.");
