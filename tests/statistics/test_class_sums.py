@@ -205,3 +205,67 @@ def test_noise_of_means_does_not_shrink_the_scatter(squares):
     assert np.mean(after) == pytest.approx(expected, rel=0.01)
     if squares != "diagonal":  # whose variances are never negative
         assert np.mean(before) < 0.97 * expected
+
+
+@pytest.mark.parametrize("squares", ["diagonal", "pooled", "by_class"])
+def test_equal_variances_fill_the_bound_of_the_norm(squares):
+    examples = table()
+    radius = float(examples.x.norm(dim=1).max())
+    exact = add_up(examples, squares)
+    made = class_sums.with_equal_variances(add_up(examples, "none"), squares, radius)
+    assert made.squares.shape == exact.squares.shape
+    assert torch.equal(made.sums, exact.sums)
+
+    # All norms as large as the bound: the mean of all squares is known, whatever the directions.
+    by_class = [radius**2 - float(mean @ mean) for mean in exact.means()]
+    if squares == "pooled":
+        within = made.within_covariance()
+        shares = (exact.counts / exact.counts.sum()).tolist()
+        expected = sum(share * one for share, one in zip(shares, by_class, strict=True)) / 7
+        torch.testing.assert_close(within, expected * torch.eye(7, dtype=torch.float64))
+        return
+
+    for label, expected in enumerate(by_class):
+        if squares == "diagonal":
+            variances = made.variance_by_class()[label]
+        else:
+            covariance = made.covariance_by_class()[label]
+            variances = covariance.diagonal()
+            assert float((covariance - torch.diag(variances)).abs().max()) < 1e-9
+        torch.testing.assert_close(variances, torch.full_like(variances, expected / 7))
+
+
+def test_means_as_long_as_the_bound_leave_some_variance():
+    alone = ExampleSet(torch.tensor([[3.0, 4.0]]), torch.tensor([1]), None, torch.ones(1))
+    made = class_sums.with_equal_variances(add_up(alone, "none"), "pooled", 5.0)
+    assert float(torch.linalg.eigvalsh(made.within_covariance()).min()) > 0
+
+
+@pytest.mark.parametrize("squares", ["diagonal", "pooled"])
+def test_squares_that_are_hidden_never_tell_directions(squares):
+    """What is left out beforehand would have become a multiple of the identity, at the longest
+    features that there can be."""
+    n, d, radius = 300, 8, 2.0
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, d, generator=draw, dtype=torch.float64)
+    x = radius * x / x.norm(dim=1, keepdim=True)
+    exact = add_up(ExampleSet(x, y, None, torch.ones(n)), squares)
+
+    decisions = []
+    for deviation in (1.0, 100.0, 200.0, 400.0, 1600.0):
+        noise = class_sums.SumsNoise(1.0, 1.0, deviation)
+        hides = class_sums.hides_squares(noise, squares, n, d, radius)
+        decisions.append(hides)
+        clean = class_sums.repaired(exact, noise, radius)
+        if hides and squares == "pooled":
+            variances = torch.linalg.eigvalsh(clean.within_covariance())
+            torch.testing.assert_close(variances, variances.mean().expand(d))
+        elif hides:
+            # Noise of the means' excess is the same in all directions too.
+            variances = clean.variance_by_class()
+            torch.testing.assert_close(variances, variances.mean(1, keepdim=True).expand(-1, d))
+
+    assert decisions == sorted(decisions)
+    assert not decisions[0]
+    assert decisions[-1]

@@ -12,13 +12,20 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
+from fedtailor.algorithms._feature_sums import (
+    as_messages,
+    received_sums,
+    repaired_sums,
+    shortened,
+    sum_fields,
+    upload_of,
+)
 from fedtailor.toolkit import class_sums, tree
 
 
@@ -61,13 +68,6 @@ def log_known(counts: Tensor) -> Tensor:
     return torch.where(counts > 0, 0.0, -torch.inf)
 
 
-def as_messages(value: Any) -> Any:
-    """Return a tree of numbers in the type of messages."""
-    return tree.map(lambda leaf: leaf.to(torch.get_default_dtype()), value)
-
-
-_ROUNDING = 1e-6
-"""By how much long features are shortened further, for the rounding of their numbers."""
 UNUSED_TRAINING = tuple(field.name for field in dataclasses.fields(ft.Training))
 """Nothing is trained."""
 
@@ -130,6 +130,11 @@ class ClosedForm(FrozenBody[ServerState]):
         """Which second moments the head needs."""
         return "pooled"
 
+    @property
+    def sent_squares(self) -> class_sums.Squares:
+        """Which second moments clients send."""
+        return self.squares
+
     @abstractmethod
     def fit(self, sums: class_sums.ClassSums) -> Any:
         """Return the head, a NamedTuple with ``logits``, from the sums of all clients."""
@@ -143,7 +148,7 @@ class ClosedForm(FrozenBody[ServerState]):
         classes = task.num_classes
         d = task.model.feature_dim
         return {
-            **sum_fields(classes, d, self.squares, self.feature_clip),
+            **sum_fields(classes, d, self.sent_squares, self.feature_clip),
             "head": head_field(self.head_shapes(classes, d)),
         }
 
@@ -163,9 +168,9 @@ class ClosedForm(FrozenBody[ServerState]):
     ) -> ft.ClientUpdate:
         """Add up the features of the client's examples."""
         features = self.frozen_features(task, data.train, key)
-        features = features._replace(x=self._bounded(features.x))
+        features = features._replace(x=shortened(features.x, self.feature_clip))
         sums = class_sums.add_up(
-            features, task.num_classes, self.squares, torch.get_default_dtype()
+            features, task.num_classes, self.sent_squares, torch.get_default_dtype()
         )
 
         # Which classes are missing would tell more of examples than a bound allows.
@@ -176,29 +181,50 @@ class ClosedForm(FrozenBody[ServerState]):
         self, server: ServerState, received: ft.Received, cohort: ft.Cohort
     ) -> tuple[ServerState, tuple[()]]:
         """Make the head from the sums of the clients."""
-        head = self.fit(received_sums(received))
+        sums = received_sums(received)
+        if self.sent_squares != self.squares:
+            sums = class_sums.with_equal_variances(sums, self.squares, self.feature_clip)
+        head = self.fit(sums)
         return server._replace(head=as_messages(head)), ()
+
+    def for_noise(self, task: ft.Task, noise: Mapping[str, float], num_examples: int) -> Self:
+        """Return the method without second moments where the noise would hide them.
+
+        Then nothing of the budget is spent on them.
+        """
+        deviations = class_sums.SumsNoise(**{"squares": 0.0, **noise})
+        d = task.model.feature_dim
+        is_hidden = class_sums.hides_squares(
+            deviations, self.squares, num_examples, d, self.feature_clip
+        )
+        return self.of_means() if is_hidden else self
+
+    def of_means(self) -> Self:
+        """Return the method without second moments."""
+        return self
 
     def repaired(self, received: ft.Received, noise: Mapping[str, float]) -> ft.Received:
         """Return sums whose means are within the bound, and whose scatter is above the noise."""
-        deviations = class_sums.SumsNoise(**{"squares": 0.0, **noise})
-        sums = class_sums.repaired(received_sums(received), deviations, self.feature_clip)
-        values = as_messages(sums)._asdict()
-        return {name: field._replace(value=values[name]) for name, field in received.items()}
+        return repaired_sums(received, noise, self.feature_clip)
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the body, bounded as those of training examples are."""
-        return self._bounded(super().features(task, personal, x))
+        return shortened(super().features(task, personal, x), self.feature_clip)
 
-    def _bounded(self, z: Tensor) -> Tensor:
-        """Return features (n, d) of a norm of at most the bound, if there is one."""
-        if not self.feature_clip:
-            return z
 
-        norm = z.double().norm(dim=1, keepdim=True)
-        longest = self.feature_clip * (1 - _ROUNDING)
-        shortened: Tensor = z.double() * (longest / norm.clamp_min(longest))
-        return shortened.to(torch.get_default_dtype())
+def check_means_only(means_only: bool, feature_clip: float) -> None:
+    """Check that something bounds the variance of features whose second moments are not sent.
+
+    Raises:
+        ConfigError: nothing does.
+    """
+    if means_only and not feature_clip:
+        raise ft.ConfigError(
+            "algorithm.means_only needs algorithm.feature_clip above 0, got 0.0: variances follow "
+            "from it.",
+            key="algorithm.feature_clip",
+            got=feature_clip,
+        )
 
 
 def linear_shapes(num_classes: int, d: int) -> Any:
@@ -209,54 +235,3 @@ def linear_shapes(num_classes: int, d: int) -> Any:
 def head_field(shapes: Any) -> ft.Field:
     """Declare a head, which is only sent down."""
     return ft.Field(kind="statistics", shapes=shapes, reduction="none")
-
-
-def sum_fields(
-    num_classes: int, d: int, squares: class_sums.Squares, feature_clip: float = 0.0
-) -> dict[str, ft.Field]:
-    """Declare the sums over a client's examples."""
-    # Sums grow with the examples of a client, sums of squares also with the scale of features.
-    bounds = {"counts": 2.0**20, "sums": 2.0**24, "squares": 2.0**28}
-    if feature_clip:
-        # With room for noise.
-        most = 2.0**22
-        bounds = {"counts": most, "sums": most * feature_clip, "squares": most * feature_clip**2}
-
-    field = partial(ft.Field, reduction="sum", down=False)
-    by_class = field if feature_clip else partial(field, weight_axes=1)
-    fields = {
-        "counts": by_class(kind="counts", shapes=(num_classes,), bound=bounds["counts"]),
-        "sums": by_class(kind="statistics", shapes=(num_classes, d), bound=bounds["sums"]),
-    }
-    if squares != "none":
-        shape = class_sums.squares_shape(squares, num_classes, d)
-        declare = by_class if len(shape) == 2 else field
-        fields["squares"] = declare(kind="statistics", shapes=shape, bound=bounds["squares"])
-    return fields
-
-
-def upload_of(sums: class_sums.ClassSums, *, all_rows: bool = False) -> dict[str, ft.Sum]:
-    """Return sums as fields of an upload, rounded once to the type of messages.
-
-    Rows of classes without examples are not sent, unless all are.
-    """
-    rounded = as_messages(sums)
-    if all_rows:
-        values = rounded._asdict()
-        return {name: ft.Sum(value) for name, value in values.items() if value.numel()}
-
-    is_sent = (rounded.counts > 0).to(rounded.counts.dtype)
-    upload = {"counts": ft.Sum(rounded.counts, is_sent), "sums": ft.Sum(rounded.sums, is_sent)}
-    if rounded.squares.dim() == 2:
-        upload["squares"] = ft.Sum(rounded.squares, is_sent)
-    elif rounded.squares.shape[0]:
-        upload["squares"] = ft.Sum(rounded.squares)
-    return upload
-
-
-def received_sums(received: ft.Received) -> class_sums.ClassSums:
-    """Return the sums over all clients of a round, in float64."""
-    sums = received["sums"].value
-    squares = received["squares"].value if "squares" in received else sums.new_zeros(0)
-    counts = received["counts"].value
-    return class_sums.ClassSums(counts.double(), sums.double(), squares.double())

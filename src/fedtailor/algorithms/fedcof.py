@@ -38,11 +38,11 @@ from fedtailor.algorithms._closed_form import (
     FrozenBody,
     Linear,
     ServerState,
-    as_messages,
     head_field,
     linear_shapes,
     log_known,
 )
+from fedtailor.algorithms._feature_sums import as_messages
 from fedtailor.toolkit import class_sums
 
 

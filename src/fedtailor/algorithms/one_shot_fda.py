@@ -42,7 +42,8 @@ import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
-from fedtailor.algorithms._closed_form import FrozenBody, Linear, Personal, as_messages, log_known
+from fedtailor.algorithms._closed_form import FrozenBody, Linear, Personal, log_known
+from fedtailor.algorithms._feature_sums import as_messages
 from fedtailor.toolkit import class_sums, tree
 
 _SMALLEST_VARIANCE = 1e-9

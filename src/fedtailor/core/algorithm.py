@@ -95,7 +95,8 @@ class Algorithm(ABC, Generic[S, C, P]):
     bounds_examples: ClassVar[bool] = False
     """Whether uploads depend on a client's training examples through ``train`` on losses of single
     examples alone, and through their number. Then ``privacy.unit = "example"`` bounds what each of
-    them adds, in as many steps as :meth:`bounded_steps` says."""
+    them adds, in as many steps as :meth:`bounded_steps` says. With a :attr:`feature_bound`, they
+    may also hold ``counts``, ``sums`` and ``squares`` of features of the examples, once."""
 
     unused_training: ClassVar[tuple[str, ...]] = ()
     """Names of training options that have no effect on the method."""
@@ -137,10 +138,15 @@ class Algorithm(ABC, Generic[S, C, P]):
     def feature_bound(self) -> float | None:
         """Return the largest norm of features in sums over examples; 0 if none is set.
 
-        None: uploads are not (only) ``counts``, ``sums`` and perhaps ``squares`` of features, so
-        that noise cannot be added to them.
+        None: uploads have no ``counts``, ``sums`` and perhaps ``squares`` of features to which
+        noise can be added. A method that does not say :attr:`bounds_examples` uploads nothing else.
         """
         return None
+
+    @property
+    def unbounded_options(self) -> Mapping[str, str]:
+        """Options with which a method does not bound examples, though it says so; what would."""
+        return {}
 
     def bounded_steps(self, num_train: int) -> int:
         """Return how many steps a client takes in a round whose results reach what it sends.
@@ -151,6 +157,18 @@ class Algorithm(ABC, Generic[S, C, P]):
             num_train: its training examples.
         """
         return self.training.num_steps(num_train)
+
+    def for_noise(self, task: Task, noise: Mapping[str, float], num_examples: int) -> Self:
+        """Return the method as it should be run with noise on sums over features.
+
+        By default as it is. What decides must be public.
+
+        Args:
+            task: the common task.
+            noise: its standard deviation on every number of the sums of all clients, by field.
+            num_examples: training examples of all clients.
+        """
+        return self
 
     def repaired(self, received: Received, noise: Mapping[str, float]) -> Received:
         """Return noisy sums over features as some that examples could have; by default as they are.

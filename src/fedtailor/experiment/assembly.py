@@ -150,9 +150,21 @@ def notes_on_exchanges(algorithm: AnyAlgorithm, schedule: Schedule) -> list[str]
     ]
 
 
-def notes_on_frozen_body(algorithm: AnyAlgorithm, task: Task) -> list[str]:
+def notes_on_means_only(chosen: AnyAlgorithm, used: AnyAlgorithm) -> list[str]:
+    """Return a note if noise would hide so much that a method sends less than was chosen."""
+    if used == chosen:
+        return []
+    return [
+        "with so much noise on so few examples, second moments would tell nothing: only counts and "
+        "class means are sent (algorithm.means_only). A model of fewer features, such as "
+        "'projection', may keep them."
+    ]
+
+
+def notes_on_frozen_body(algorithm: AnyAlgorithm, task: Task, model_name: str) -> list[str]:
     """Return a note if the model has a body, and the method does not train it."""
-    if not algorithm.exchanges or not task.names(*BODY):
+    is_meant = model_name == "projection"
+    if is_meant or not algorithm.exchanges or not task.names(*BODY):
         return []
     return [
         f"{type(algorithm).__name__} does not train the body of the model: use a pretrained one, "
@@ -245,8 +257,15 @@ def assemble(
     # What the data and the model cannot do is refused before the first round.
     refuse_untrainable(config, federation)
     check_run(algorithm, federation.roster, schedule, config.privacy)
+    chosen = algorithm
+    hides_examples = config.privacy.unit == "example"
+    if hides_examples and not algorithm.bounds_examples:
+        # Few runs have noise, and others do not import this, and SciPy.
+        from fedtailor.simulation.noisy_sums import for_noise
+
+        algorithm = for_noise(algorithm, federation.roster, schedule, config.privacy)
     refuse_impossible_augmentation(algorithm.training, shape)
-    is_bounded = config.privacy.unit == "example" and algorithm.feature_bound is None
+    is_bounded = hides_examples and algorithm.bounds_examples
     choice = choose_engine(
         config.engine, algorithm, federation, schedule, device, one_by_one=is_bounded
     )
@@ -265,8 +284,9 @@ def assemble(
     notes = _preset_warnings(config.algorithm, algorithm)
     notes += algorithm.warnings(federation.common_task)
     notes += divided.notes
+    notes += notes_on_means_only(chosen, algorithm)
     notes += notes_on_exchanges(algorithm, config.schedule)
-    notes += notes_on_frozen_body(algorithm, federation.common_task)
+    notes += notes_on_frozen_body(algorithm, federation.common_task, model_name)
     notes += notes_on_idle_training(algorithm, federation, schedule)
     task = algorithm.bind(federation.common_task)
     notes += notes_on_unprotected_fields(algorithm, task, schedule)

@@ -66,6 +66,11 @@ MODELS: Mapping[str, ModelEntry] = {
         "networks",
         (1, 28, 28),
     ),
+    "projection": ModelEntry(
+        "a random linear map to 256 features (option features), for inputs that are features",
+        "networks",
+        (64,),
+    ),
     "resnet18_gn": ModelEntry(
         "ResNet-18 with group normalization, 512 features, for 64 x 64 images (FedLDA)",
         "resnet",

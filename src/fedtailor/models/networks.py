@@ -196,6 +196,47 @@ def linear(input_shape: Shape, num_classes: int) -> StagedNetwork:
     return StagedNetwork("linear", (), {}, F.relu, input_shape, num_classes)
 
 
+class Projection(LinearHeadModel):
+    """A linear map ``projection`` without bias or activation; the head.
+
+    Args:
+        features: of the map.
+        input_shape: shape of an example; it is flattened.
+        num_classes: number of classes.
+    """
+
+    def __init__(self, features: int, input_shape: Shape, num_classes: int) -> None:
+        self.inputs = math.prod(input_shape)
+        super().__init__({"projection.weight": (features, self.inputs)}, features, num_classes)
+
+    def init(self, key: Key) -> Params:
+        """Return fresh parameters: on average over maps, inputs keep their norm."""
+        params = super().init(key)
+        scale = math.sqrt(3 * self.inputs / self.feature_dim)
+        params["projection.weight"] = scale * params["projection.weight"]
+        return params
+
+    def features(
+        self, params: Params, x: Tensor, *, weight: Tensor, key: Key, training: bool
+    ) -> tuple[Tensor, Params]:
+        """Return features (n, d) and no buffers."""
+        return F.linear(x.flatten(1), params["projection.weight"]), {}
+
+
+def projection(input_shape: Shape, num_classes: int, *, features: int = 256) -> Projection:
+    """Build a random map to ``features`` numbers, for inputs that are features already.
+
+    A method that does not train it takes fewer features, whose choice tells nothing of any data.
+    Distances are kept up to a factor that is the nearer to 1 the more features there are (Johnson
+    and Lindenstrauss 1984, "Extensions of Lipschitz mappings into a Hilbert space").
+
+    Raises:
+        ConfigError: ``features`` is not a whole number >= 1.
+    """
+    check_value(features, Annotated[int, Range(ge=1)], key="model.options.features")
+    return Projection(features, input_shape, num_classes)
+
+
 def emnist_cnn(input_shape: Shape, num_classes: int) -> StagedNetwork:
     """Build the network of FedPAC and pFedFDA for 28 x 28 images.
 

@@ -23,6 +23,33 @@ from fedtailor.privacy.plan import expected_clients, noise_of, rate_of
 from fedtailor.simulation.report import RoundReport
 
 
+def for_noise(
+    algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule, privacy: PrivacyOptions
+) -> AnyAlgorithm:
+    """Return a method as it should be run with the noise that hides examples in its sums.
+
+    What decides is public: options, and numbers of examples.
+    """
+    mechanism = _sums_mechanism(algorithm, roster, schedule, privacy)
+    messages = algorithm.messages(algorithm.bind(roster.common_task))
+    fields = [name for name, field in messages.items() if field.reduction == "sum"]
+    noise = mechanism.deviations(fields)
+    if privacy.noise_from == "sites":
+        factor = math.sqrt(len(roster.trainable_clients))
+        noise = {name: factor * deviation for name, deviation in noise.items()}
+    return algorithm.for_noise(roster.common_task, noise, sum(roster.num_train))
+
+
+def _sums_mechanism(
+    algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule, privacy: PrivacyOptions
+) -> SumsMechanism:
+    return SumsMechanism(
+        radius=algorithm.feature_bound or 0.0,
+        noise=noise_of(privacy, schedule),
+        most_examples=max(roster.num_train, default=0),
+    )
+
+
 class Releases:
     """Makes the noisy sums of a run whose clients are protected as wholes."""
 
@@ -108,11 +135,7 @@ class ExampleReleases:
         self._schedule = schedule
         self._algorithm = algorithm
         self._ledger = ledger if ledger is not None else Ledger()
-        self.mechanism = SumsMechanism(
-            radius=algorithm.feature_bound or 0.0,
-            noise=noise_of(privacy, schedule),
-            most_examples=max(roster.num_train, default=0),
-        )
+        self.mechanism = _sums_mechanism(algorithm, roster, schedule, privacy)
 
     def bounds(self, report: RoundReport, sent: Sent, seed: int) -> SiteNoise | None:
         """Return what adds noise to uploads, once they are in the ledger; None: the server does.

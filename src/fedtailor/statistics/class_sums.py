@@ -298,6 +298,61 @@ def repaired(sums: ClassSums, noise: SumsNoise, most_norm: float) -> ClassSums:
     return clean._replace(squares=_pack(scatter + between))
 
 
+def hides_squares(
+    noise: SumsNoise, squares: Squares, num_examples: int, d: int, most_norm: float
+) -> bool:
+    """Return whether noise hides second moments, whatever the features are.
+
+    No scatter of n examples has a mean eigenvalue above n R^2 / d. Where that is far below the
+    level of the noise, :func:`repaired` makes a multiple of the identity of it.
+
+    Args:
+        noise: on the sums.
+        squares: which second moments.
+        num_examples: of all clients (n).
+        d: number of features.
+        most_norm: bound of the norm of features (R).
+
+    Example:
+        >>> noise = SumsNoise(counts=4.0, sums=1.2, squares=2.0)
+        >>> [hides_squares(noise, "pooled", 10_000, d, most_norm=1.0) for d in (512, 1280)]
+        [False, True]
+    """
+    level = noise.squares if squares == "diagonal" else noise.squares * d**0.5
+    return num_examples * most_norm**2 / d < _HIDDEN * level
+
+
+def with_equal_variances(sums: ClassSums, squares: Squares, most_norm: float) -> ClassSums:
+    """Return counts and sums with the second moments that they have if no direction is special.
+
+    The variance within classes is then the same everywhere, and as large as a bound of the norm
+    allows: n R^2 is what the squares of all features add up to at most, and the means have their
+    part of it.
+
+    Args:
+        sums: without second moments.
+        squares: which ones are made.
+        most_norm: bound of the norm of features (R).
+    """
+    means = sums.means()
+    weighted = sums.counts.double()[:, None] * means
+    d = means.shape[1]
+
+    # What is left for the scatter of every class, in each direction.
+    most = sums.counts.double() * most_norm**2
+    smallest = torch.finfo(torch.float32).eps * most_norm**2
+    variance = (most - (weighted * means).sum(1)).clamp_min(smallest) / d  # (classes,)
+
+    if squares == "diagonal":
+        return sums._replace(squares=variance[:, None] + weighted * means)
+
+    identity = torch.eye(d, dtype=torch.float64, device=means.device)
+    if squares == "by_class":
+        products = weighted[:, :, None] * means[:, None, :]
+        return sums._replace(squares=_pack(variance[:, None, None] * identity + products))
+    return sums._replace(squares=_pack(variance.sum() * identity + weighted.mT @ means))
+
+
 def _above_noise(variances: Tensor, level: float) -> Tensor:
     """Return variances (..., d) of at least half the noise, or their mean where noise hides all."""
     mean = variances.mean(-1, keepdim=True)
