@@ -78,9 +78,9 @@ def test_the_head_is_frozen_bit_for_bit(recorder, monkeypatch):
     heads = []
     loss = pfedfda.body_loss
 
-    def recording(task, body, head, batch, key):
+    def recording(task, body, head, batch, key, **options):
         heads.append((head.weight.numpy().tobytes(), head.bias.numpy().tobytes()))
-        return loss(task, body, head, batch, key)
+        return loss(task, body, head, batch, key, **options)
 
     monkeypatch.setattr(pfedfda, "body_loss", recording)
     algorithm = PFedFDA(

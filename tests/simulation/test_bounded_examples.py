@@ -7,30 +7,46 @@ import torch
 
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.algorithms.fedrod import FedRoD
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Cohort, Split
-from fedtailor.core.message import Mean
+from fedtailor.core.message import Mean, Sum
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import ExampleBound, Task, Training
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.models import build_model
+from fedtailor.privacy.accountant import Release, epsilon_of
+from fedtailor.privacy.class_statistics import SHARES, SumsMechanism
+from fedtailor.privacy.ledger import Ledger
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.processes import Processes
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
+from fedtailor.simulation.noisy_steps import NoisySteps
+from fedtailor.simulation.report import RoundReport
 from fedtailor.simulation.rounds import check_run, simulate
+from fedtailor.simulation.server import example_plan
+from fedtailor.statistics import class_sums
 from fedtailor.testing.runs import assert_same_bits
 from fedtailor.training.private_steps import counting_steps
 
 BOUNDING = [name for name in ALGORITHMS if load_algorithm(name).bounds_examples]
+GAUSSIAN = ["fedlda", "pfedfda"]
+"""Methods that also send sums over features."""
 CLIP = 0.1
+RADIUS = 2.0
 SITES = {"unit": "example", "noise": 0.5, "noise_from": "sites"}
 AT_SITES = PrivacyOptions(**SITES)
+
+
+def make(name, **options):
+    """Return a method whose uploads noise can hide."""
+    cls = load_algorithm(name)
+    more = {"feature_clip": RADIUS} if name in GAUSSIAN else {}
+    return cls.from_preset("private" if name in GAUSSIAN else "reference", **more, **options)
 
 
 def bounded(task, clip, noise=0.0):
@@ -83,7 +99,9 @@ def uploads(algorithm, federation, rounds=1, keep=None, prefer=None, clip=CLIP):
         data = data._replace(train=train, info=info)
 
     server = algorithm.init_server(task, rng.new_key(0, purpose="init_server"))
-    if prefer is not None:
+    if prefer is not None and hasattr(server, "means"):
+        server.means[prefer] *= 0.7  # the shorter a mean, the higher its logit here
+    elif prefer is not None:
         bias = next(
             server.model[name] for name in task.names("head") if server.model[name].dim() == 1
         )
@@ -110,12 +128,12 @@ def flat(value):
 
 @pytest.mark.parametrize("name", BOUNDING)
 def test_with_a_bound_of_nearly_0_uploads_say_nothing_of_examples(name, federation):
-    algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=1))
+    algorithm = make(name, training=Training(lr=0.1, epochs=1))
     first, _ = uploads(algorithm, federation, rounds=2, clip=1e-30)
     second, _ = uploads(algorithm, with_other_examples(federation), rounds=2, clip=1e-30)
     for one, other in zip(first, second, strict=True):
         assert one.keys() == other.keys()
-        for field in one:
+        for field in set(one) - set(SHARES):  # sums have noise of their own
             assert (flat(one[field].value) - flat(other[field].value)).abs().max() < 1e-20
             if isinstance(one[field], Mean):
                 assert torch.equal(flat(one[field].weight), flat(other[field].weight))
@@ -131,6 +149,9 @@ def change_by_one_example(algorithm, federation, prefer=None):
     for keep in (num_train, num_train - 1):
         (upload,), shared = uploads(algorithm, federation, keep=keep, prefer=prefer)
         for field, entry in upload.items():
+            if field in SHARES:
+                continue
+
             start = getattr(shared, field, None)
             moved = flat(entry.value)
             if start is not None and flat(start).shape == moved.shape:
@@ -140,16 +161,16 @@ def change_by_one_example(algorithm, federation, prefer=None):
     return max(float((one - other).norm()) for one, other in changes.values())
 
 
-def one_step(cls):
+def one_step(name):
     training = Training(lr=1.0, steps=1, batch_size=0)
     # Only the steps of the body count in one upload; each of those of the head is a release too.
-    options = {"head_epochs": 0} if "head_epochs" in cls.option_names() else {}
-    return cls(training=training, **options)
+    options = {"head_epochs": 0} if "head_epochs" in load_algorithm(name).option_names() else {}
+    return make(name, training=training, **options)
 
 
 @pytest.mark.parametrize("name", BOUNDING)
 def test_one_example_moves_an_upload_by_the_bound_at_most(name, federation):
-    change = change_by_one_example(one_step(load_algorithm(name)), federation)
+    change = change_by_one_example(one_step(name), federation)
     assert 0.01 * CLIP < change <= CLIP * (1 + 1e-3)
 
 
@@ -164,13 +185,156 @@ def test_fedrod_would_not_bound_examples(federation):
 
     # FedRoD's loss uses the numbers of examples by class: one changes the gradients of all.
     prefer = int(label)
-    assert change_by_one_example(one_step(FedRoD), lone, prefer) > 5 * CLIP
-    assert change_by_one_example(one_step(FedAvg), lone, prefer) <= CLIP * (1 + 1e-3)
+    assert change_by_one_example(one_step("fedrod"), lone, prefer) > 5 * CLIP
+    assert change_by_one_example(one_step("fedavg"), lone, prefer) <= CLIP * (1 + 1e-3)
+
+
+def test_the_prior_of_a_client_would_not_bound_examples(federation):
+    # As above: the classifier under which pFedFDA trains has the class frequencies.
+    rows = federation.splits[0].train
+    label = federation.y[rows[-1]]
+    others = rows[federation.y[rows] != label]
+    first = Split(torch.cat([others, rows[-1:]]), *federation.splits[0][1:])
+    lone = dataclasses.replace(federation, splits=[first, *federation.splits[1:]])
+    training = Training(lr=1.0, steps=1, batch_size=0)
+    ours = make("pfedfda", training=training)
+    prefer = int(label)
+    assert change_by_one_example(ours, lone, prefer) <= CLIP * (1 + 1e-3)
+
+    class WithPriors(type(ours)):
+        def prior_of_training(self, prior):
+            return prior
+
+    theirs = WithPriors.from_preset("private", feature_clip=RADIUS, training=training)
+    assert change_by_one_example(theirs, lone, prefer) > 2 * CLIP
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_one_example_moves_sums_by_the_claimed_share_of_the_noise(name, federation):
+    """With the same body: what steps tell is counted apart. All features reach the bound."""
+    training = Training(lr=1e-30, steps=1, batch_size=0)
+    cls = load_algorithm(name)
+    algorithm = cls.from_preset("private", feature_clip=1e-3, training=training)
+    num_train = len(federation.splits[0].train)
+    (with_it,), _ = uploads(algorithm, federation)
+    (without,), _ = uploads(algorithm, federation, keep=num_train - 1)
+
+    mechanism = SumsMechanism(algorithm.feature_bound, noise=2.0, most_examples=num_train)
+    names = [name for name in with_it if name in SHARES]
+    assert sorted(names) == ["counts", "squares", "sums"]
+    distance = 0.0
+    for field, deviation in mechanism.deviations(names).items():
+        values = [one[field].value.double() for one in (with_it, without)]
+        change = (values[0] - values[1]) / deviation
+        if field == "squares":
+            change = class_sums.unpack(change, federation.common_task.model.feature_dim)
+        distance += float(change.square().sum())
+    assert 0.9 / 2.0 < distance**0.5 <= 1 / 2.0
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_steps_and_sums_are_counted_together(name):
+    training = {"epochs": 1, "batch_size": 10}
+    config = config_of(
+        name,
+        training,
+        algorithm={"name": name, "preset": "private", "feature_clip": RADIUS},
+        privacy={"unit": "example", "epsilon": 4.0, "noise_from": "sites"},
+    )
+    ledger = Ledger()
+    reports = run(Reference(), config, ledger)
+    told = reports[-1].privacy
+    assert told["bounds"] == "gradients and features"
+    assert 3.99 < told["epsilon"] <= 4.0
+
+    # Two rounds: steps with a rate, and one release of all examples.
+    roster = assemble(config, 0).federation.roster
+    client = max(roster.trainable_clients, key=lambda one: told["by_client"][str(one)])
+    own = [entry for entry in ledger.entries if client in entry.cohort]
+    assert [(entry.round, entry.rate < 1, entry.clip) for entry in own] == [
+        (1, True, 1.0),
+        (1, False, RADIUS),
+        (2, True, 1.0),
+        (2, False, RADIUS),
+    ]
+    releases = [Release(entry.noise, entry.rate, entry.steps) for entry in own]
+    assert epsilon_of(1e-5, releases) == pytest.approx(told["by_client"][str(client)], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_sums_have_the_noise_that_is_claimed(name):
+    """A client's noise follows from its own; those of all clients add up on the server."""
+    algorithm = {"name": name, "preset": "private", "feature_clip": RADIUS}
+    privacy = {**SITES, "noise": 3.0}
+    config = config_of(name, {"epochs": 1}, algorithm=algorithm, privacy=privacy)
+    prepared = assemble(config, 0)
+    roster = prepared.federation.roster
+    plan = example_plan(prepared.algorithm, roster, config.schedule, config.privacy)
+    steps = NoisySteps(plan, prepared.algorithm, roster.num_train, None)
+
+    report = RoundReport(1, [], None)
+    d = prepared.federation.common_task.model.feature_dim
+    nothing = {
+        "body": Mean(torch.zeros(3), torch.tensor(1.0)),
+        "counts": Sum(torch.zeros(10)),
+        "sums": Sum(torch.zeros(10, d)),
+        "squares": Sum(torch.zeros(d * (d + 1) // 2)),
+    }
+    noisy = [steps.bounds(report, seed=0).bounded(nothing, client) for client in (0, 1)]
+    expected = SumsMechanism(RADIUS, 3.0, roster.num_train[0]).deviations(SHARES)["sums"]
+    for upload in noisy:
+        assert torch.equal(upload["body"].value, torch.zeros(3))
+        assert float(upload["sums"].value.std()) == pytest.approx(expected, rel=0.15)
+    assert not torch.equal(noisy[0]["sums"].value, noisy[1]["sums"].value)
+
+    report.attempt = 1  # another body, so other noise
+    again = steps.bounds(report, seed=0).bounded(nothing, 0)
+    assert not torch.equal(again["sums"].value, noisy[0]["sums"].value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedlda", {}, r"algorithm\.statistics must be 'pooled'"),
+        ("pfedfda", {}, r"algorithm\.statistics must be 'pooled'"),
+        ("pfedfda", {"preset": "private"}, r"algorithm\.feature_clip must be above 0"),
+        ("fedlda", {"statistics": "pooled"}, r"algorithm\.penalty must be 0"),
+        (
+            "pfedfda",
+            {"preset": "private", "temperature": "cross_validated"},
+            r"algorithm\.temperature must be a number",
+        ),
+    ],
+)
+def test_gaussians_that_noise_cannot_hide_are_refused(name, options, message):
+    algorithm = {"name": name, **options}
+    with pytest.raises(ConfigError, match=message):
+        assemble(config_of(name, {}, algorithm=algorithm, privacy=SITES), 0)
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_shares_of_noise_hide_sums_too(name):
+    algorithm = {"name": name, "preset": "private", "feature_clip": RADIUS}
+    privacy = {**SHARES_OF_NOISE["privacy"], "noise": 2.0, "colluding": "none"}
+    config = config_of(
+        name,
+        ONE_STEP,
+        algorithm=algorithm,
+        federation={"rounds": 1, "min_clients": 3},
+        privacy=privacy,
+    )
+    ledger = Ledger()
+    (report,) = run(Reference(), config, ledger)
+    assert report.privacy["shares"] == 3
+    assert report.privacy["epsilon"] == epsilon_of(1e-5, [Release(2.0, 1.0, 2)])
+    state = report.state.server
+    assert torch.isfinite(state.means).all()
+    assert float(torch.linalg.eigvalsh(state.covariance.double()).min()) > 0
 
 
 @pytest.mark.parametrize("name", BOUNDING)
 def test_methods_take_the_steps_that_they_promise(name, federation):
-    algorithm = load_algorithm(name)(training=Training(lr=0.1, epochs=2, batch_size=8))
+    algorithm = make(name, training=Training(lr=0.1, epochs=2, batch_size=8))
     with counting_steps() as taken:
         uploads(algorithm, federation)
     assert sum(taken) == algorithm.bounded_steps(len(federation.splits[0].train))
@@ -223,7 +387,7 @@ def test_what_would_break_the_bound_is_refused_in_a_sentence(sections):
         assemble(config_of("fedavg", training, privacy=privacy, **sections), 0)
 
 
-SHARES = {"privacy": {**SITES, "noise_from": "server", "secure_sums": True}}
+SHARES_OF_NOISE = {"privacy": {**SITES, "noise_from": "server", "secure_sums": True}}
 ONE_STEP = {"steps": 1, "batch_size": 0}
 
 
@@ -244,7 +408,7 @@ ONE_STEP = {"steps": 1, "batch_size": 0}
 )
 def test_noise_that_would_not_add_up_is_refused(name, training, privacy, message, federation):
     algorithm = load_algorithm(name)(training=Training(**training))
-    options = PrivacyOptions(**{**SHARES["privacy"], **privacy})
+    options = PrivacyOptions(**{**SHARES_OF_NOISE["privacy"], **privacy})
     with pytest.raises(ConfigError, match=message):
         simulate(algorithm, federation, Reference(), Schedule(rounds=1), seed=0, privacy=options)
 
@@ -312,7 +476,7 @@ def test_shares_of_noise_make_one_on_the_sum():
     models = []
     rounds = {"rounds": 1, "min_clients": 3}
     for noise in (1e-9, 50.0):
-        privacy = {**SHARES["privacy"], "noise": noise, "colluding": "none", "clip": 0.5}
+        privacy = {**SHARES_OF_NOISE["privacy"], "noise": noise, "colluding": "none", "clip": 0.5}
         config = config_of("fedavg", {**ONE_STEP, "lr": 1.0}, federation=rounds, privacy=privacy)
         (report,) = run(Reference(), config)
         models.append(flat(report.state.server.model))
@@ -325,7 +489,7 @@ def test_shares_of_noise_make_one_on_the_sum():
 
 
 def test_a_sum_of_fewer_clients_than_shares_need_is_not_used():
-    privacy = {**SHARES["privacy"], "colluding": "none"}
+    privacy = {**SHARES_OF_NOISE["privacy"], "colluding": "none"}
     config = config_of("fedavg", ONE_STEP, privacy=privacy)
     prepared = assemble(config, 0)
     absent = [{"kind": "absent", "round": 1, "client": 0, "stage": "local_update", "reason": "x"}]

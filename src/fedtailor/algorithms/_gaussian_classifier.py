@@ -10,11 +10,16 @@ with a ridge that is large beside the variance of the features not sure enough. 
 clients minimizes their losses: clients send them for every t of a grid, and the server averages
 them. Scaling the logits of a classifier by one number: Guo et al. 2017, "On calibration of modern
 neural networks", ICML.
+
+With ``statistics`` = pooled, clients do not send Gaussians but sums over the features of the body
+that they have trained, from which the server makes the Gaussian of all examples. Noise can hide
+single examples in these sums, as it can in the steps of training.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -23,7 +28,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedtailor import toolkit as ft
-from fedtailor.toolkit import gaussian
+from fedtailor.algorithms._feature_sums import (
+    received_sums,
+    repaired_sums,
+    shortened,
+    sum_fields,
+    upload_of,
+)
+from fedtailor.toolkit import class_sums, gaussian
 
 C = TypeVar("C")
 P = TypeVar("P")
@@ -148,6 +160,12 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     """Weight of the log-likelihood beside the log-prior in predictions: more trusts the features
     more, less trusts the class prior more. cross_validated: one for all clients, by their losses;
     see Deviations."""
+    statistics: Literal["client", "pooled"] = "client"
+    """Who estimates the Gaussian that all share. client: every client, and the server takes the
+    mean; pooled: the server, from sums over the features of all clients. See Deviations."""
+    feature_clip: ft.NonNegativeFloat = 0.0
+    """Features of a larger norm are shortened to it, in training, in statistics and in predictions;
+    0: none are. ``privacy.unit = "example"`` needs it: a public number."""
 
     @property
     @abstractmethod
@@ -158,6 +176,27 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     @abstractmethod
     def solver_shrinkage(self) -> float:
         """Share of the mean variance in every covariance that is inverted."""
+
+    @abstractmethod
+    def combined(
+        self, server: ServerState, moments: gaussian.ClassMoments
+    ) -> tuple[Tensor, Tensor]:
+        """Return new means and covariance from the moments of all examples, with pooled sums."""
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the server makes the Gaussian."""
+        return self.statistics == "pooled"
+
+    @property
+    def unbounded_options(self) -> dict[str, str]:
+        """Options whose values let more of an example reach uploads than noise can hide."""
+        options = {}
+        if not self.is_pooled:
+            options["statistics"] = "'pooled'"
+        if self.temperature == "cross_validated":
+            options["temperature"] = "a number"
+        return options
 
     def warnings(self, task: ft.Task) -> list[str]:
         """Say that an absolute ridge does not suit features of any scale."""
@@ -196,14 +235,69 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
             return prior
         return torch.full_like(prior, 1.0 / prior.shape[0])
 
+    def prior_of_training(self, prior: Tensor) -> Tensor:
+        """Return the class prior (classes,) under which clients train the body.
+
+        With pooled statistics, classes are equally likely: numbers of examples by class would move
+        the gradients of all examples.
+        """
+        return torch.full_like(prior, 1.0 / prior.shape[0]) if self.is_pooled else prior
+
+    def table(
+        self, task: ft.Task, body: ft.Params, examples: ft.ExampleSet, key: ft.Key
+    ) -> ft.ExampleSet:
+        """Return examples as a table of the features of a body."""
+        features = ft.cached_features(task, body, examples, key=key)
+        return features._replace(x=shortened(features.x, self.feature_clip))
+
+    def upload_of_sums(
+        self, task: ft.Task, body: ft.Params, data: ft.ClientData, key: ft.Key
+    ) -> dict[str, ft.Mean | ft.Sum]:
+        """Return what a client uploads with pooled statistics: its body, and sums of features."""
+        features = self.table(task, body, data.train, key)
+        sums = class_sums.add_up(features, task.num_classes, "pooled", torch.get_default_dtype())
+        sent = upload_of(sums, all_rows=self.feature_clip > 0)
+        return {"body": ft.Mean(body, data.info.num_train), **sent}
+
+    def aggregate(
+        self, server: ServerState, received: ft.Received, cohort: ft.Cohort
+    ) -> tuple[ServerState, Any]:
+        """Take the means of what clients sent, or make the Gaussian of the sums."""
+        if not self.is_pooled or not received:
+            return super().aggregate(server, received, cohort)
+
+        sums = received_sums(received)
+        total = sums.counts.sum().clamp_min(1.0)
+        scatter = sums.within_covariance() * total
+        moments = gaussian.ClassMoments(sums.means(), sums.counts, scatter)
+        means, covariance = self.combined(server, moments)
+        dtype = server.means.dtype
+        new = server._replace(
+            body=received["body"].or_else(server.body),
+            means=means.to(dtype),
+            covariance=gaussian.symmetric(covariance.to(dtype)),
+        )
+        return new, ()
+
+    def repaired(self, received: ft.Received, noise: Mapping[str, float]) -> ft.Received:
+        """Return sums whose means are within the bound, and whose scatter is above the noise."""
+        return repaired_sums(received, noise, self.feature_clip)
+
     def messages(self, task: ft.Task) -> ft.Messages:
-        """Declare body, means and covariance."""
+        """Declare body, means and covariance, and what these are made of."""
         d = task.model.feature_dim
+        of_clients: Literal["mean", "none"] = "none" if self.is_pooled else "mean"
         messages = {
             "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
-            "means": ft.Field(kind="class_means", shapes=(task.num_classes, d)),
-            "covariance": ft.Field(kind="covariance", shapes=(d, d), bound=2.0**20),
+            "means": ft.Field(
+                kind="class_means", shapes=(task.num_classes, d), reduction=of_clients
+            ),
+            "covariance": ft.Field(
+                kind="covariance", shapes=(d, d), bound=2.0**20, reduction=of_clients
+            ),
         }
+        if self.is_pooled:
+            messages |= sum_fields(task.num_classes, d, "pooled", self.feature_clip)
         if self.temperature == "cross_validated":
             shapes = (len(TEMPERATURES),)
             messages["temperature_losses"] = ft.Field(
@@ -223,7 +317,7 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
 
     def features(self, task: ft.Task, personal: Any, x: Tensor) -> Tensor:
         """Return the features of the body."""
-        return ft.predict_features(task, personal.body, x)
+        return shortened(ft.predict_features(task, personal.body, x), self.feature_clip)
 
     def predict(self, task: ft.Task, personal: Any, x: Tensor) -> Tensor:
         """Return logits: log joint densities up to a term that all classes share."""

@@ -18,7 +18,8 @@ The server averages with weights n_i / n. A new client needs its class frequenci
 Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d,
 packed); up, all three with the weight n_i. With ``temperature`` = cross_validated also, down and
 up, ``temperature_losses`` (one for each of 13 temperatures), with the weight n_i. Priors stay at
-the clients.
+the clients. With ``statistics`` = pooled, up in place of means and covariance: ``counts`` (C,),
+``sums`` (C, d) and ``squares`` (the upper triangle of the sum of z z^T).
 
 Deviations (the paper released no code; I: inferred, mostly from pFedFDA by the same authors). The
 preset ``paper`` takes back the first three, and has the classifier exactly as written:
@@ -47,6 +48,11 @@ preset ``paper`` takes back the first three, and has the classifier exactly as w
   cross_validated takes one t for all clients, by the losses of their training examples under the
   received body and Gaussian. A client's own examples are a small part of these, so there are no
   folds; of losses within 0.01 of the least the t nearest to 1 is taken.
+* ``statistics`` = pooled is our own: clients send counts, sums and second moments of the features
+  of their trained body, and the server refreshes the Gaussian with those of all examples. Bodies
+  are trained with equally likely classes; predictions have the client's prior. The preset
+  ``private`` has it, and no penalty, for ``privacy.unit`` = example: every example is bounded in
+  the steps and, by ``feature_clip``, in the sums.
 * ``shrinkage`` = oas is our own, in place of ``cov_ridge``. If there is no body to train, the first
   round then has no Gaussian of the server either, and clients send their own. The preset
   ``frozen`` is for features of a frozen encoder.
@@ -63,6 +69,7 @@ import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
+from fedtailor.algorithms._feature_sums import shortened
 from fedtailor.algorithms._gaussian_classifier import (
     GaussianClassifier,
     Head,
@@ -108,9 +115,11 @@ def body_loss(
     *,
     penalty: float,
     centering: Centering,
+    feature_clip: float,
 ) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier, plus the penalty on correlated features (eq. 5)."""
     z, buffers = task.features(body, batch, key)
+    z = shortened(z, feature_clip)
     loss = ft.cross_entropy_of(batch, head.logits(z))
     if penalty:
         groups = batch.y if centering == "class" else torch.zeros_like(batch.y)
@@ -145,7 +154,9 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
             "shrinkage": "oas",
             "temperature": "cross_validated",
         },
+        "private": {"statistics": "pooled", "penalty": 0.0},
     }
+    bounds_examples = True
     preset_warnings = {
         "paper": "fedlda, preset 'paper': nothing keeps the covariance of features away from 0, "
         "as in the paper's text. In our runs accuracy falls, and training ends once the covariance "
@@ -182,6 +193,19 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         return self.shrinkage == "oas"
 
     @property
+    def feature_bound(self) -> float | None:
+        """Return the bound of the norm of features in sums."""
+        return self.feature_clip if self.is_pooled else None
+
+    @property
+    def unbounded_options(self) -> dict[str, str]:
+        """Options whose values let more of an example reach uploads than noise can hide."""
+        options = super().unbounded_options
+        if self.penalty:
+            options["penalty"] = "0"
+        return options
+
+    @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Count the classes for the prior."""
         return [ft.CLASS_FREQUENCIES]
@@ -213,10 +237,23 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
 
         # eq. 5, under the classifier of the received Gaussian and the client's prior (eq. 4)
         received = self._personal(shared.body, shared, data.info)
-        head = self._classifier(shared, self._class_prior(data.info), temperature=1.0)
-        loss = partial(body_loss, penalty=self.penalty, centering=self.penalty_centering)
+        prior = self.prior_of_training(self._class_prior(data.info))
+        head = self._classifier(shared, prior, temperature=1.0)
+        loss = partial(
+            body_loss,
+            penalty=self.penalty,
+            centering=self.penalty_centering,
+            feature_clip=self.feature_clip,
+        )
         trained = ft.train(task, loss, shared.body, context=head, data=data.train, key=key)
         body: ft.Params = trained.params
+        # the body of the client's own training is kept only if it is evaluated
+        new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
+        personal = received._replace(body=body)
+        if self.is_pooled:
+            sums = self.upload_of_sums(task, body, data, key)
+            return ft.ClientUpdate(new_state, sums, personal=personal, metrics=trained.metrics)
+
         new, fit = self._refresh(task, shared, body, data, key)
         losses = self._temperature_losses(task, shared, data, key)
         new = new._replace(temperature_losses=losses)
@@ -227,9 +264,6 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
             **self.diagnostics(task, received),
         }
 
-        # the body of the client's own training is kept only if it is evaluated
-        new_state = ClientState(body, torch.ones(())) if isinstance(state, ClientState) else ()
-        personal = received._replace(body=body)
         upload = new.upload(data.info.num_train)
         return ft.ClientUpdate(new_state, upload, personal=personal, metrics=metrics)
 
@@ -275,29 +309,35 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         self, task: ft.Task, shared: ServerState, body: ft.Params, data: ft.ClientData, key: ft.Key
     ) -> tuple[ServerState, gaussian.FeatureFit]:
         """Blend the Gaussian of the trained body's features with the server's; return their fit."""
-        features, moments = gaussian.measure(task, body, data.train, key=key)
-        rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
-        rate = torch.where(shared.is_estimated, rate, 1.0)
-
-        # mu_i; a class without examples keeps the server's mean
-        local_means = gaussian.fill_missing_means(moments, shared.means)
-        means = gaussian.blend(local_means, shared.means, rate)
-
-        # Sigma_i; Sigma_hat is centered by the blended means
-        scatter = gaussian.scatter_about(moments, means)
-        count = features.weight.sum()
-        if self.is_scale_free:
-            local = scale_free_covariance(scatter, count, "oas", count)
-        else:
-            local = gaussian.covariance(scatter, count, self.cov_ridge, 0.0)
-        covariance = gaussian.blend(local, shared.covariance, rate)
-
+        features = self.table(task, body, data.train, key)
+        moments = gaussian.class_moments(features.x, features.y, features.weight, task.num_classes)
+        means, covariance = self.combined(shared, moments)
         fit = gaussian.feature_fit(
             features.x, features.y, features.weight, means, covariance, self.solver_shrinkage
         )
         dtype = shared.means.dtype
         covariance = gaussian.symmetric(covariance.to(dtype))
         return ServerState(body, means.to(dtype), covariance), fit
+
+    def combined(
+        self, server: ServerState, moments: gaussian.ClassMoments
+    ) -> tuple[Tensor, Tensor]:
+        """Return a Gaussian blended with the server's: means (classes, d), covariance (d, d)."""
+        rate = torch.tensor(1.0 - self.momentum, dtype=torch.float64)
+        rate = torch.where(server.is_estimated, rate, 1.0)
+
+        # mu_i; a class without examples keeps the server's mean
+        local_means = gaussian.fill_missing_means(moments, server.means)
+        means = gaussian.blend(local_means, server.means, rate)
+
+        # Sigma_i; Sigma_hat is centered by the blended means
+        scatter = gaussian.scatter_about(moments, means)
+        count = moments.counts.sum()
+        if self.is_scale_free:
+            local = scale_free_covariance(scatter, count, "oas", count)
+        else:
+            local = gaussian.covariance(scatter, count, self.cov_ridge, 0.0)
+        return means, gaussian.blend(local, server.covariance, rate)
 
     def _personal(self, body: ft.Params, shared: ServerState, info: ft.ClientInfo) -> Personal:
         """Combine the server's Gaussian with the prior of predictions."""
@@ -315,7 +355,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         if self.temperature != "cross_validated":
             return ()
 
-        features = ft.cached_features(task, shared.body, data.train, key=key)
+        features = self.table(task, shared.body, data.train, key)
         prior = self.prior_of_predictions(self._class_prior(data.info))
         head = self._classifier(shared, prior, temperature=1.0)
         log_likelihood = head.logits(features.x) - prior.log().to(features.x.dtype)

@@ -16,7 +16,9 @@ and its prior, and takes no gradient step.
 Messages: down and up ``body`` (phi), ``means`` (mu, classes x d), ``covariance`` (Sigma, d x d,
 packed); up, all three with the weight n_i. Every client computes the linear head, so it is never
 sent. With ``temperature`` = cross_validated also, down and up, ``temperature_losses`` (one for each
-of 13 temperatures), with the weight n_i.
+of 13 temperatures), with the weight n_i. With ``statistics`` = pooled, up in place of means and
+covariance: ``counts`` (C,), ``sums`` (C, d) and ``squares`` (the upper triangle of the sum of
+z z^T).
 
 Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P, ``tuned`` = ours):
 * Ridge of Sigma_hat: C adds 1e-4 to every entry and a full identity, P a small multiple of the
@@ -41,6 +43,11 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   round then has no global Gaussian either, and beta is 1. The preset ``frozen`` is for features of
   a frozen encoder. Bodies are better trained with a ridge: without one, nothing keeps their
   features from growing, and they did on Fashion-MNIST (docs/scarce-data.md).
+* ``statistics`` = pooled is our own: clients send counts, sums and second moments of the features
+  of their trained body, in one pass, and the global Gaussian is that of all examples. Bodies are
+  trained with equally likely classes; beta, and a client's own Gaussian and prior, are found after
+  training, at home. The preset ``private`` has it, for ``privacy.unit`` = example: every example is
+  bounded in the steps and, by ``feature_clip``, in the sums.
 * The preset ``tuned`` is our own, for few examples and few rounds: ``prior_smoothing`` 0.1 and
   ``cov_ridge`` 0.3, chosen on validation examples of three data sets. In a check on CIFAR-10 with
   more rounds, nothing is left of its gain (docs/scarce-data.md).
@@ -65,6 +72,7 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -81,6 +89,7 @@ from fedtailor.algorithms._beta_search import (
     held_out_losses,
     make_folds,
 )
+from fedtailor.algorithms._feature_sums import shortened
 from fedtailor.algorithms._gaussian_classifier import (
     GaussianClassifier,
     Head,
@@ -121,16 +130,23 @@ class Personal(NamedTuple):
 
 
 def body_loss(
-    task: ft.Task, body: ft.Params, head: Head, batch: ft.Batch, key: ft.Key
+    task: ft.Task,
+    body: ft.Params,
+    head: Head,
+    batch: ft.Batch,
+    key: ft.Key,
+    *,
+    feature_clip: float = 0.0,
 ) -> ft.LossOutput:
     """Cross-entropy under a frozen classifier (eq. 5, as a loss); collects the features."""
     z, buffers = task.features(body, batch, key)
+    z = shortened(z, feature_clip)
     loss = ft.cross_entropy_of(batch, head.logits(z))
     return ft.LossOutput(loss, buffers, z.detach())
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedFDA(GaussianClassifier[ClientState, Personal]):
+class PFedFDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     """Personalization by feature distribution adaptation."""
 
     presets = {
@@ -142,7 +158,9 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
             "shrinkage": "oas",
             "temperature": "cross_validated",
         },
+        "private": {"statistics": "pooled"},
     }
+    bounds_examples = True
     preset_warnings = {
         "paper": "pfedfda, preset 'paper': with a covariance ridge of 1e-4, as in the paper's "
         "text, features and classifier weights grow without bound in our runs; the released code "
@@ -183,6 +201,11 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         return self.shrinkage != 0
 
     @property
+    def feature_bound(self) -> float | None:
+        """Return the bound of the norm of features in sums."""
+        return self.feature_clip if self.is_pooled else None
+
+    @property
     def solver_shrinkage(self) -> float:
         """Share of the mean variance in every covariance that is inverted."""
         return _SHRINKAGE
@@ -198,15 +221,17 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         means = ft.uniform(key.common("means"), (task.num_classes, d))
         return self.first_state(task, key, means)
 
-    def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
-        """Start with beta = 0.5."""
-        return ClientState(torch.full((2,), 0.5))
+    def init_client(
+        self, task: ft.Task, info: ft.ClientInfo, key: ft.Key
+    ) -> ClientState | tuple[()]:
+        """Start with beta = 0.5; with pooled statistics there is none in training."""
+        return () if self.is_pooled else _first_state()
 
     def local_update(
         self,
         task: ft.Task,
         download: ft.Download[ServerState],
-        state: ClientState,
+        state: ClientState | tuple[()],
         data: ft.ClientData,
         key: ft.Key,
     ) -> ft.ClientUpdate:
@@ -214,11 +239,20 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         shared = download.shared
 
         # eq. 5: the body, under the classifier of the global Gaussian and the client's prior
-        prior = self._class_prior(data.info.class_counts)
+        prior = self.prior_of_training(self._class_prior(data.info.class_counts))
         head = classifier(shared.means, shared.covariance, prior, _SHRINKAGE)
         trained = ft.train(
-            task, body_loss, shared.body, context=head, data=data.train, key=key, collect="all"
+            task,
+            partial(body_loss, feature_clip=self.feature_clip),
+            shared.body,
+            context=head,
+            data=data.train,
+            key=key,
+            collect="none" if self.is_pooled else "all",
         )
+        if not isinstance(state, ClientState):
+            sums = self.upload_of_sums(task, trained.params, data, key)
+            return ft.ClientUpdate((), sums, metrics=trained.metrics)
 
         # eq. 8-10, from the features of all epochs
         seen = trained.collected_examples()
@@ -253,7 +287,7 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         self,
         task: ft.Task,
         download: ft.Download[ServerState],
-        state: ClientState,
+        state: ClientState | tuple[()],
         data: ft.ClientData,
         key: ft.Key,
     ) -> Personal:
@@ -264,10 +298,11 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         if self.evaluate_drop_last:
             examples = _whole_batches(examples, task.training.batch_size, key)
 
-        features = ft.cached_features(task, shared.body, examples, key=key)
+        features = self.table(task, shared.body, examples, key)
         prior = self._class_prior(data.info.class_counts)
+        last = state if isinstance(state, ClientState) else _first_state()
         blend = self._blend(
-            shared, features, prior, state, data.info, key, min_count=self.evaluate_min_class_count
+            shared, features, prior, last, data.info, key, min_count=self.evaluate_min_class_count
         )
         return self._personal(shared, shared.body, blend, prior)
 
@@ -329,6 +364,14 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         covariance = gaussian.blend(local_covariance, shared.covariance, beta[1])
         return Blend(means.to(dtype), gaussian.symmetric(covariance.to(dtype)), beta.to(dtype))
 
+    def combined(
+        self, server: ServerState, moments: gaussian.ClassMoments
+    ) -> tuple[Tensor, Tensor]:
+        """Return the Gaussian of all examples; a class without any keeps its mean."""
+        once = torch.ones((), dtype=torch.float64)
+        means = gaussian.fill_missing_means(moments, server.means)
+        return means, self._estimate.local(moments, once)
+
     @property
     def _estimate(self) -> CovarianceEstimate:
         return CovarianceEstimate(self.cov_ridge, self.cov_offset, self.shrinkage)
@@ -371,7 +414,7 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         if self.temperature != "cross_validated":
             return ()
 
-        features = ft.cached_features(task, shared.body, data.train, key=key)
+        features = self.table(task, shared.body, data.train, key)
         folds = self._folds(shared, features, data.info, key)
         beta = self._search(shared, folds, prior, state)
         losses = held_out_losses(folds, self.prior_of_predictions(prior), beta)
@@ -387,6 +430,10 @@ class PFedFDA(GaussianClassifier[ClientState, Personal]):
         chosen = temperature if isinstance(temperature, Tensor) else ()
         prior = prior.to(blend.means.dtype)
         return Personal(body, head, blend.means, blend.covariance, prior, blend.beta, chosen)
+
+
+def _first_state() -> ClientState:
+    return ClientState(torch.full((2,), 0.5))
 
 
 def _repeats(features: ft.ExampleSet, info: ft.ClientInfo) -> Tensor:

@@ -36,8 +36,8 @@ def claim_of(record: Mapping[str, Any]) -> str:
 
     Args:
         record: ``unit``, ``epsilon`` (None: there is no bound) and ``delta``; of clients also
-            ``epsilon_known_cohort``, of examples ``noise_from`` and what is bounded, ``gradients``
-            or ``features``, perhaps ``epsilon_of_sums``; of several runs ``runs``.
+            ``epsilon_known_cohort``, of examples ``noise_from`` and what is bounded, ``gradients``,
+            ``features`` or both, perhaps ``epsilon_of_sums``; of several runs ``runs``.
 
     Example:
         >>> record = {"unit": "client", "epsilon": 2.0, "epsilon_known_cohort": 4.0, "delta": 1e-5}
@@ -51,7 +51,7 @@ def claim_of(record: Mapping[str, Any]) -> str:
 
     claim = f"{budget}, for whoever sees the global models"
     not_covered = [*_NOT_COVERED, _SEED]
-    if record["unit"] == "example" and record["bounds"] == "gradients":
+    if record["unit"] == "example" and record["bounds"] != "features":
         who = _WHO_OF_STEPS[record["noise_from"]].format_map(record)
         claim = f"{budget}, for {who}"
         not_covered = [*_NOT_COVERED, _OF_EXAMPLES, _SEED]

@@ -4,6 +4,9 @@ Each client trains with bounded examples (:mod:`fedtailor.training.private_steps
 by one example of one client. Examples of other clients say nothing of it, so a federation has the
 largest epsilon of its clients.
 
+Some methods also send sums over the features of the trained body, once a round. They are one more
+release (:mod:`fedtailor.privacy.class_statistics`), of all examples and with the same noise.
+
 ``noise_from = "sites"``: each client hides its own examples from whoever sees its uploads. Its
 noise follows from its steps, and from the probability of an example in a step.
 
@@ -45,6 +48,8 @@ class ExamplePlan:
     """Clients that a sum is over, at least."""
     shares: int = 1
     """How many of them keep their noise to themselves; 1: each client adds all noise."""
+    radius: float = 0.0
+    """Largest norm of features in the sums that a client sends too; 0: it sends none."""
 
     def bound(self, client: int) -> ExampleBound:
         """Return what a client does in a round."""
@@ -52,9 +57,12 @@ class ExamplePlan:
         return ExampleBound(self.privacy.clip, noise / math.sqrt(self.shares), rate, steps)
 
     def steps(self, client: int) -> Steps:
-        """Return the steps of a client in all rounds."""
+        """Return the steps of a client in all rounds; sums over features are one with all."""
         noise, rate, steps = self.releases[client]
-        return Counter({(noise, rate): self.rounds * steps})
+        taken = Counter({(noise, rate): self.rounds * steps})
+        if self.radius:
+            taken[noise, 1.0] += self.rounds
+        return taken
 
     def epsilons(self) -> dict[int, float]:
         """Return what all rounds tell of the examples of every client."""
@@ -70,7 +78,7 @@ class ExamplePlan:
         noises = [release.noise for release in self.releases.values()]
         record = {
             "unit": "example",
-            "bounds": "gradients",
+            "bounds": "gradients and features" if self.radius else "gradients",
             "noise_from": self.privacy.noise_from,
             "delta": self.privacy.delta,
             "noise": max(noises, default=0.0),
@@ -99,16 +107,19 @@ def plan_examples(
         fewest, shares = shares_of_noise(privacy, schedule, roster)
 
     training = algorithm.training
+    radius = algorithm.feature_bound or 0.0
     releases = {}
     for client in roster.trainable_clients:
         num_train = roster.num_train[client]
         rate = min(training.batch_size or num_train, num_train) / num_train
         steps = algorithm.bounded_steps(num_train)
-        all_steps = steps * schedule.rounds
-        noise = privacy.noise or _noise(privacy.epsilon, privacy.delta, rate, all_steps)
+        times = Counter({rate: steps * schedule.rounds})
+        if radius:
+            times[1.0] += schedule.rounds
+        noise = privacy.noise or _noise(privacy.epsilon, privacy.delta, *sorted(times.items()))
         releases[client] = Release(noise, rate, steps)
 
-    return ExamplePlan(releases, privacy, schedule.rounds, fewest, shares)
+    return ExamplePlan(releases, privacy, schedule.rounds, fewest, shares, radius)
 
 
 def shares_of_noise(privacy: PrivacyOptions, schedule: Schedule, roster: Roster) -> tuple[int, int]:
@@ -152,5 +163,7 @@ def _epsilon(delta: float, *releases: Release) -> float:
 
 
 @cache
-def _noise(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    return noise_for(epsilon, delta, [(rate, steps)]) if steps else 1.0
+def _noise(epsilon: float, delta: float, *times: tuple[float, int]) -> float:
+    """Return the least noise of releases, by their rate, as many times as is said."""
+    some = [(rate, count) for rate, count in times if count]
+    return noise_for(epsilon, delta, some) if some else 1.0

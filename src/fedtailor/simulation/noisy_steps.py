@@ -3,32 +3,72 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from fedtailor.core import tree
+from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.devices import to_host
 from fedtailor.core.errors import RunError
+from fedtailor.core.message import Received, Sum, Upload
 from fedtailor.privacy.accountant import Release
+from fedtailor.privacy.class_statistics import SHARES, SumsMechanism
 from fedtailor.privacy.examples import ExamplePlan, epsilon_of_steps
 from fedtailor.privacy.ledger import Ledger, LedgerEntry
 from fedtailor.simulation.report import RoundReport
 
 
+class NoisySums(NamedTuple):
+    """The noise that clients add to sums over features in an attempt at a round.
+
+    Another attempt has another body, and other noise.
+    """
+
+    mechanisms: Mapping[int, SumsMechanism]
+    """By client."""
+    seed: int
+    round: int
+    attempt: int
+
+    def bounded(self, upload: Upload, client: int) -> Upload:
+        """Return a sound upload with noise on its sums."""
+        key = rng.new_key(
+            self.seed, round=self.round, client=client, purpose=f"privacy/sums/{self.attempt}"
+        )
+        sums: dict[str, Any] = {name: upload[name].value for name in _of_sums(upload)}
+        noisy = self.mechanisms[client].with_noise(sums, key)
+        sent = {name: Sum(noisy[name].to(value.dtype)) for name, value in sums.items()}
+        return {**upload, **sent}
+
+
+def _of_sums(fields: Iterable[str]) -> list[str]:
+    """Return the names of sums over features among those of fields."""
+    return [name for name in fields if name in SHARES]
+
+
 class NoisySteps:
     """Enters what clients are about to send into the ledger, round by round."""
 
-    def __init__(self, plan: ExamplePlan, algorithm: AnyAlgorithm, ledger: Ledger | None) -> None:
+    def __init__(
+        self,
+        plan: ExamplePlan,
+        algorithm: AnyAlgorithm,
+        num_train: Sequence[int],
+        ledger: Ledger | None,
+    ) -> None:
         """Begin.
 
         Args:
             plan: the noise and the steps of every client.
             algorithm: what they run.
+            num_train: training examples by client.
             ledger: what was released before, and what will be; None: it stays in memory.
         """
         self.plan = plan
         self._algorithm = algorithm
+        self._num_train = num_train
         self._ledger = ledger if ledger is not None else Ledger()
 
     def enter(
@@ -57,18 +97,22 @@ class NoisySteps:
         entries = []
         for (noise, rate, steps), members in alike.items():
             digest = hashlib.sha256(f"{begin}/{noise}/{rate}/{steps}/{members}".encode())
-            entries.append(
-                LedgerEntry(
-                    round=report.round,
-                    attempt=report.attempt,
-                    noise=noise,
-                    rate=rate,
-                    clip=self.plan.privacy.clip,
-                    cohort=tuple(members),
-                    digest=digest.hexdigest(),
-                    steps=steps,
-                )
+            entry = LedgerEntry(
+                round=report.round,
+                attempt=report.attempt,
+                noise=noise,
+                rate=rate,
+                clip=self.plan.privacy.clip,
+                cohort=tuple(members),
+                digest=digest.hexdigest(),
+                steps=steps,
             )
+            entries.append(entry)
+            if self.plan.radius:
+                # Sums over the features of all examples follow the steps.
+                digest.update(b"/sums")
+                sums = entry._replace(rate=1.0, clip=self.plan.radius, steps=1)
+                entries.append(sums._replace(digest=digest.hexdigest()))
 
         self._check_budget(report, entries)
         self._ledger.add(*entries)
@@ -77,6 +121,34 @@ class NoisySteps:
             taken = self._ledger.steps_by_client()
             epsilons = {client: epsilon_of_steps(delta, one) for client, one in taken.items()}
             report.privacy = self.plan.record(epsilons)
+
+    def bounds(self, report: RoundReport, seed: int) -> NoisySums | None:
+        """Return what adds noise to sums over features in an attempt at a round; None: nothing."""
+        if not self.plan.radius:
+            return None
+        return NoisySums(self._mechanisms(self.plan.releases), seed, report.round, report.attempt)
+
+    def repaired(self, received: Received, clients: Sequence[int]) -> Received:
+        """Return what the server received of clients, with sums that examples could have."""
+        if not self.plan.radius:
+            return received
+
+        # Noises of clients add up.
+        squares: defaultdict[str, float] = defaultdict(float)
+        for mechanism in self._mechanisms(clients).values():
+            for name, deviation in mechanism.deviations(_of_sums(received)).items():
+                squares[name] += deviation**2
+        noise = {name: math.sqrt(square) for name, square in squares.items()}
+        return self._algorithm.repaired(received, noise)
+
+    def _mechanisms(self, clients: Iterable[int]) -> dict[int, SumsMechanism]:
+        """Return what adds noise to the sums of clients."""
+        return {
+            client: SumsMechanism(
+                self.plan.radius, self.plan.bound(client).noise, self._num_train[client]
+            )
+            for client in clients
+        }
 
     def _digest(self, shared: tree.Tree, seed: int) -> str:
         digest = hashlib.sha256(f"{seed}/{self._algorithm}/{self.plan.privacy.clip}".encode())

@@ -33,11 +33,18 @@ def _check_examples(
     algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule, privacy: PrivacyOptions
 ) -> None:
     """Check that noise can hide single examples in what clients send."""
-    if _says(type(algorithm), "feature_bound") and algorithm.feature_bound is not None:
-        _check_features(algorithm.feature_bound, privacy)
-        return
+    trains = _bounds_examples(type(algorithm))
+    for name, allowed in algorithm.unbounded_options.items():
+        allowed += " with privacy.unit = 'example'"
+        raise wrong_value(f"algorithm.{name}", allowed, getattr(algorithm, name))
 
-    if not _bounds_examples(type(algorithm)):
+    sends_sums = _says(type(algorithm), "feature_bound") and algorithm.feature_bound is not None
+    if sends_sums:
+        _check_features(algorithm.feature_bound or 0.0, privacy, trains=trains)
+        if not trains:
+            return
+
+    if not trains:
         raise ConfigError(
             f"privacy.unit = 'example' cannot promise anything for {type(algorithm).__name__}: "
             "what its clients send depends on examples in another way than by gradients of losses "
@@ -51,14 +58,14 @@ def _check_examples(
         _check_shares(algorithm, roster, privacy)
 
 
-def _check_features(bound: float, privacy: PrivacyOptions) -> None:
-    """Check what bounds sums over features."""
+def _check_features(bound: float, privacy: PrivacyOptions, *, trains: bool) -> None:
+    """Check what bounds sums over features; ``trains``: a method takes steps with noise too."""
     if not bound:
         hint = "It is the largest norm of features, a public number that no private data decides."
         allowed = "above 0 with privacy.unit = 'example'"
         raise wrong_value("algorithm.feature_clip", allowed, bound, hint)
 
-    if privacy.clip != PrivacyOptions().clip:
+    if not trains and privacy.clip != PrivacyOptions().clip:
         hint = "algorithm.feature_clip bounds what an example adds."
         allowed = "left out with sums over features"
         raise wrong_value("privacy.clip", allowed, privacy.clip, hint)
@@ -108,13 +115,15 @@ def _check_shares(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOptio
 def _sums_noise(algorithm: AnyAlgorithm, roster: Roster) -> bool:
     """Return whether noise on the gradients of every client makes one noise on their sum.
 
-    Uploads must be weighted by numbers of examples. And clients must keep nothing: what one keeps
-    has its own noise only, and would reach later sums with less than they need.
+    Uploads must be weighted by numbers of examples, or be sums over features. And clients must keep
+    nothing: what one keeps has its own noise only, and would reach later sums with less than they
+    need.
     """
     task = algorithm.bind(roster.common_task)
     fields = algorithm.messages(task).values()
     kinds = {(field.reduction, field.weight) for field in fields if field.reduction != "none"}
-    if kinds != {("mean", "num_train")}:
+    sums = {("sum", "num_train")} if algorithm.feature_bound else set()
+    if kinds - sums != {("mean", "num_train")}:
         return False
 
     info = ClientInfo(torch.ones(()), torch.ones(task.num_classes))

@@ -17,7 +17,7 @@ from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
 from fedtailor.core.message import Field, Mean, Received, Reduced, download_bytes, sent_values
 from fedtailor.core.options import wrong_value
-from fedtailor.core.reduction import FieldSum, Reduction, reduce_field
+from fedtailor.core.reduction import Bounds, FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import ReportSums, Scores
 from fedtailor.core.upload_checks import problem_with
@@ -144,7 +144,7 @@ def example_plan(
     Raises:
         ConfigError: a round has too few clients for shares of noise.
     """
-    if privacy.unit != "example" or algorithm.feature_bound is not None:
+    if privacy.unit != "example" or not algorithm.bounds_examples:
         return None
 
     # Few runs have noise, and others do not import this.
@@ -296,7 +296,7 @@ class RunServer:
         schedule = self.schedule
         plan = example_plan(self.algorithm, self.roster, schedule, privacy)
         if plan is not None:
-            self.steps = NoisySteps(plan, self.algorithm, ledger)
+            self.steps = NoisySteps(plan, self.algorithm, self.roster.num_train, ledger)
             self.fewest_uploads = max(self.fewest_uploads, plan.fewest)
         elif privacy.unit == "client":
             self.releases = Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
@@ -377,12 +377,13 @@ class RunServer:
         # afterwards.
         hold = self.participation.min_clients > 1 or (self.everybody_trains and bool(self.uploaded))
         shared = self.broadcast(report.round, report.cohort)
-        bounds = None
+        bounds: Bounds | None = None
         if self.releases is not None:
             sent = sent_values(shared, self.messages)
             bounds = self.releases.bounds(report, sent, self.seed)
         if self.steps is not None:
             self.steps.enter(report, clients, shared, self.seed)
+            bounds = self.steps.bounds(report, self.seed)
         reduction = Reduction(self.summed, tuple(report.cohort), self.fixed, bounds)
         self.send_per_client(report.round, clients)
         request = TrainRequest(
@@ -578,6 +579,8 @@ class RunServer:
         received: Received
         if self.releases is None:
             received = {name: self._reduce(name, attempt, sent[name]) for name in self.uploaded}
+            if self.steps is not None:
+                received = self.steps.repaired(received, ids)
         else:
             totals = {name: attempt.sums[name].total() for name in self.uploaded}
             received = self.releases.release(report, totals, sent, self.seed)
