@@ -38,3 +38,30 @@ def test_without_a_budget_there_is_a_line_for_usual_ones(capsys):
 def test_a_budget_below_zero_is_named(capsys):
     assert main(["privacy", "plan", "--set", "privacy.epsilon=-1"]) == 3
     assert "privacy.epsilon must be >= 0" in capsys.readouterr().err
+
+
+def test_a_plan_with_the_expected_loss(capsys):
+    options = [
+        "-d",
+        "digits",
+        "--set",
+        "data.clients=4",
+        "--rounds",
+        "2",
+        "--set",
+        "data.partition=iid",
+    ]
+    options += ["--set", "algorithm.name=fedavg", "--set", "data.fraction=0.2"]
+    options += ["--set", "privacy.unit=example", "--set", "privacy.noise_from=sites"]
+    options += ["--set", "privacy.epsilon=0.2", "--simulate"]
+    record = plan(capsys, *options)
+    (row,) = record["plans"]
+    assert record["without_noise"].keys() == row["accuracy"].keys() == {"global", "personalized"}
+    assert row["accuracy"]["global"] < record["without_noise"]["global"]
+
+    # The same in words; the budget says how much noise it was.
+    assert main(["privacy", "plan", *options]) == 0
+    said = capsys.readouterr()
+    assert "epsilon 0.20 (delta 1e-05) per example. Expected: global" in said.out
+    assert "Without noise: global" in said.out
+    assert "run 2 of 2: epsilon 0.20" in said.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ from fedtailor.cli.options import (
 )
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import print_result
+from fedtailor.privacy.claims import promise_of
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
@@ -46,19 +47,49 @@ def _root(context: typer.Context, help_: Help = False) -> None:
 def plan(
     config: ConfigFile = "",
     named: Named = NOTHING_NAMED,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate",
+            metavar="",
+            help="Also make the run, without noise and with it, and say what accuracy it costs.",
+        ),
+    ] = False,
     set_: Assignments = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Say which noise a budget needs, or what is left of it with a given noise.
 
-    Nothing is trained. What counts is the number of rounds, who takes part in them, and the options
-    privacy.epsilon, privacy.delta and privacy.noise; for examples also [training], and how many
-    every client has.
+    What counts is the number of rounds, who takes part in them, and the options privacy.epsilon,
+    privacy.delta and privacy.noise; for examples also the options of training, and how many every
+    client has. Nothing is trained, unless you ask for it.
 
     Example: fedtailor privacy plan experiment.toml --set privacy.epsilon=4
     """
-    print_result(_plan(read_config(config, named, set_)), json, _show)
+    settings = read_config(config, named, set_)
+    record = _plan(settings)
+    if simulate:
+        _simulate(settings, record)
+    print_result(record, json, _show)
+
+
+def _simulate(config: Config, record: dict[str, Any]) -> None:
+    """Add to plans what accuracy the run is expected to have."""
+    from fedtailor.cli.show.console import say
+    from fedtailor.experiment.expected_loss import expected_accuracies, without_noise
+
+    plans = record["plans"]
+    say(f"run 1 of {1 + len(plans)}: without noise")
+    record["without_noise"] = expected_accuracies(config, without_noise(config.privacy))
+    record["seeds"] = list(config.seeds)
+    unit: Literal["client", "example"] = "client"
+    if config.privacy.unit == "example":
+        unit = "example"
+    for number, plan in enumerate(plans, start=2):
+        say(f"run {number} of {1 + len(plans)}: {promise_of(plan)}")
+        privacy = replace(config.privacy, unit=unit, epsilon=plan["budget"])
+        plan["accuracy"] = expected_accuracies(config, privacy)
 
 
 def _plan(config: Config) -> dict[str, Any]:
@@ -74,12 +105,13 @@ def _plan(config: Config) -> dict[str, Any]:
 
         parts = assemble(first_training(config), config.seeds[0])
         schedule = parts.config.schedule
-        plans.append(planned_privacy(parts))
+        plans.append({**planned_privacy(parts), "budget": privacy.epsilon})
     else:
         from fedtailor.privacy.plan import planned_record
 
         for budget in budgets:
-            plans.append(planned_record(replace(privacy, epsilon=budget), schedule))
+            plan = planned_record(replace(privacy, epsilon=budget), schedule)
+            plans.append({**plan, "budget": budget})
 
     return {
         "unit": privacy.unit,
@@ -90,12 +122,12 @@ def _plan(config: Config) -> dict[str, Any]:
 
 
 def _show(record: Mapping[str, Any]) -> None:
-    from fedtailor.privacy.claims import promise_of
-
     rounds = "1 round" if record["rounds"] == 1 else f"{record['rounds']} rounds"
-    of = "privacy.clip"
-    if record["plans"][0].get("bounds") == "features":
-        of = "the largest norm of what an example adds"
+    of = {
+        "features": "the largest norm of what an example adds",
+        "gradients and features": "privacy.clip, and of the largest norm of what an example adds "
+        "to sums",
+    }.get(record["plans"][0].get("bounds"), "privacy.clip")
 
     typer.echo(
         f"{rounds}, participation {record['participation']}. The noise is a multiple of {of}."
@@ -105,4 +137,24 @@ def _show(record: Mapping[str, Any]) -> None:
         least = f"{plan.get('least_noise', plan['noise']):.4g}"
         if least != noise:  # clients have different numbers of examples
             noise = f"{least} to {noise}"
-        typer.echo(f"noise {noise}: {promise_of(plan)}.")
+        expected = ""
+        if "accuracy" in plan:
+            expected = f" Expected: {_accuracies(plan['accuracy'], record['without_noise'])}."
+        typer.echo(f"noise {noise}: {promise_of(plan)}.{expected}")
+
+    if "without_noise" in record:
+        seeds = ", ".join(map(str, record["seeds"]))
+        typer.echo(
+            f"Without noise: {_accuracies(record['without_noise'])}. Accuracies are means over "
+            f"clients after the last round, seed {seeds}. No budget counts what these runs tell of "
+            "their data: use public data like yours."
+        )
+
+
+def _accuracies(found: Mapping[str, float], without: Mapping[str, float] | None = None) -> str:
+    """Return accuracies in words, and what they have lost if there are others."""
+    words = []
+    for point, accuracy in found.items():
+        lost = f" ({100 * (accuracy - without[point]):+.1f})" if without else ""
+        words.append(f"{point} {100 * accuracy:.1f} %{lost}")
+    return ", ".join(words)
