@@ -1,6 +1,7 @@
 """Sites that come and go while a run is under way: the run has the bits of a simulation with the
 same history."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -317,6 +318,81 @@ def test_too_few_sites_cannot_remain(tmp_path):
     do(folder, "remove", "office")
     do(folder, "remove", "practice")
     assert FederationFolder(folder).sites() == []
+
+
+class Moment(Operator):
+    """Pauses or removes a silent site when a request of some kind is sent first in round 2."""
+
+    def __init__(self, world, kind, command, *, kill):
+        super().__init__(world)
+        self.kind = kind
+        self.command = command
+        self.kill = kill
+
+    def transport(self, numbers):
+        """Return the transport to sites with numbers by name."""
+        operator = self
+        transport = super().transport(numbers)
+        send = transport.send
+
+        def send_or_act(requests):
+            heads = [request.head for request in requests.values()]
+            is_due = any(operator.kind == head.get("kind") for head in heads)
+            is_due = is_due and any(head.get("round") == 2 for head in heads)
+            if operator.command and is_due:
+                operator.silent.add("office")
+                do(operator.folder, operator.command, "office")
+                operator.command = ""
+                if operator.kill:
+                    raise Killed
+            send(requests)
+
+        transport.send = send_or_act
+        return transport
+
+
+@pytest.mark.parametrize("kind", ["train", "unmask"])
+@pytest.mark.parametrize("command", ["pause", "remove"])
+@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_secure_sums_go_on_without_a_site_that_is_paused_or_removed(tmp_path, kind, command, kill):
+    values = {
+        **VALUES,
+        "algorithm": {"name": "scaffold"},
+        "deploy": {"deadline": 60.0, "resend": 60.0, "grace": 60.0},
+        "federation": {"rounds": 4},
+        "privacy": {"secure_sums": True},
+    }
+    world = World(tmp_path, names=NAMES, values=values, secure=True)
+    world.write(lambda folder, site: write_arrays(folder, *DATA[site]))
+    operator = Moment(world, kind, command, kill=kill)
+    with contextlib.suppress(Killed):
+        operator.serve()
+    operator.serve()
+    run = assert_same_as_simulation(world, check_states=True)
+    change = "pause" if command == "pause" else "leave"
+    assert [line.split()[1:] for line in read_history(run.path)] == [[change, "office"]]
+
+
+def test_secure_sums_refuse_other_sites_and_too_few(tmp_path):
+    values = {**VALUES, "privacy": {"secure_sums": True}}
+    world = World(tmp_path, names=NAMES, values=values, secure=True)
+    world.write(lambda folder, site: write_arrays(folder, *DATA[site]))
+    refused = []
+
+    def act(round):
+        if round == 1:
+            do(operator.folder, "pause", "office")
+            for command, name in (("add", "zoo"), ("pause", "clinic"), ("remove", "clinic")):
+                with pytest.raises(ConfigError) as caught:
+                    do(operator.folder, command, name)
+                refused.append(caught.value.message)
+        return False
+
+    operator = Operator(world)
+    operator.work = act
+    operator.serve()
+    assert "a roster that all of them trust" in refused[0]
+    assert all("its rounds need 3" in message for message in refused[1:])
 
 
 def test_wrong_names_and_states_are_one_sentence(tmp_path):

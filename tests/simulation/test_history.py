@@ -140,6 +140,7 @@ def test_rows_of_those_who_join():
     [
         (Scaffold(), {"history": ("2 pause nobody",)}, "unknown client 'nobody'"),
         (Scaffold(), {"history": ("2 join 0",)}, "in the order of their numbers"),
+        (Scaffold(), {"rounds": 3}, "of rounds up to 3"),
         (Scaffold(), {"select": "best"}, "an earlier round has no state"),
     ],
 )

@@ -198,6 +198,10 @@ def history_of(schedule: Schedule, roster: Roster) -> History | None:
             allowed = f"such that {schedule.fewest_members} or more clients train in every round"
             raise wrong_value(KEY, allowed, f"{len(training)} in round {round}")
 
+    if history.rounds[-1] > schedule.rounds:
+        allowed = f"of rounds up to {schedule.rounds}, the last one (federation.rounds)"
+        raise wrong_value(KEY, allowed, history.rounds[-1])
+
     if history.joins and schedule.select == "best":
         allowed = "'last' where clients join: an earlier round has no state of them"
         raise wrong_value("evaluation.select", allowed, "best")
