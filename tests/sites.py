@@ -13,6 +13,7 @@ import fedtailor
 from fedtailor.core.atomic import to_json
 from fedtailor.core.codec import encode
 from fedtailor.core.errors import DataError
+from fedtailor.deployment.continuation import first_state
 from fedtailor.deployment.envelope import receive, send
 from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.federation_folder import FederationFolder
@@ -353,9 +354,14 @@ def assert_same_as_simulation(world, run="0001", *, without=(), check_states=Fal
         for name in names:
             shutil.copytree(world.path / "all" / name, data / name)
 
+    plan = read_plan((folder / PLAN_FILE).read_bytes())
+    beginning = None
+    if plan.lineage:
+        beginning = first_state(folder, plan, plan.population)
     last = simulated(
         world,
         [as_absence(event) for event in served.events if event["kind"] in ABSENCES],
+        resume=beginning,
         data_path=data,
         history=read_history(folder),
         storage=lambda name: states.setdefault(name, {}),
@@ -384,7 +390,7 @@ def as_absence(event):
     return {**event, "kind": "absent", "stage": stage, "reason": f"{stage}: {event['reason']}"}
 
 
-def simulated(world, events, *, data_path=None, history=(), storage=in_memory):
+def simulated(world, events, *, resume=None, data_path=None, history=(), storage=in_memory):
     """Return the last report of a simulation in which the same clients gave no answer, or came and
     went."""
     values = {key: value for key, value in world.values.items() if key != "deploy"}
@@ -401,6 +407,7 @@ def simulated(world, events, *, data_path=None, history=(), storage=in_memory):
         schedule,
         seed=0,
         storage=storage,
+        resume=resume,
         events=events,
         privacy=config.privacy,
     )

@@ -379,6 +379,14 @@ def test_sites_are_removed(world, capsys):
     assert [site.name for site in FederationFolder(world / "server").sites()] == ["practice"]
 
 
+def test_only_a_finished_run_is_continued(world, capsys):
+    error = failed("serve server --from server/runs/0009", CONFIG, capsys)
+    assert "'server/runs/0009' cannot be continued" in error
+    (world / "server" / "runs" / "0002" / "result.json").unlink()
+    assert "cannot be continued" in failed("serve server --from server/runs/0002", CONFIG, capsys)
+    assert "has not finished" in failed("serve server --from server/runs/0001", CONFIG, capsys)
+
+
 def test_sites_are_paused_and_resumed(world, capsys):
     assert main("deploy pause server clinic".split()) == 0
     assert "nothing is asked of it" in capsys.readouterr().err

@@ -173,10 +173,13 @@ class FedFomo(ft.Algorithm[ServerState, ClientState, ft.Params]):
     ) -> ServerState:
         """Make room for those who join, who have the common initialization and no affinities."""
         added = self.init_federation(task, population - before, key)
-        models = tree.map(lambda old, new: torch.cat([old, new]), server.models, added.models)
+        models = tree.map(
+            lambda old, new: torch.cat([old[:before], new]), server.models, added.models
+        )
+        available = torch.cat([server.available[:before], added.available])
         affinity = server.affinity.new_zeros(population, population)
-        affinity[:before, :before] = server.affinity
-        return ServerState(models, torch.cat([server.available, added.available]), affinity)
+        affinity[:before, :before] = server.affinity[:before, :before]
+        return ServerState(models, available, affinity)
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:
         """Start from the common initialization."""

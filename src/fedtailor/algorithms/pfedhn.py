@@ -162,12 +162,10 @@ class PFedHN(ft.Algorithm[ServerState, ClientState, ft.Params]):
         """Draw the embeddings of those who join; the size of an embedding stays."""
         known = server.learned.embeddings
         drawn = ft.normal(key.fold("embeddings"), (population, known.shape[1]))[before:]
-        learned = server.learned._replace(embeddings=torch.cat([known, drawn.to(known.device)]))
+        learned = server.learned._replace(embeddings=torch.cat([known[:before], drawn]))
 
-        moving = server.velocity.embeddings
-        velocity = server.velocity._replace(
-            embeddings=torch.cat([moving, torch.zeros_like(drawn).to(moving.device)])
-        )
+        moving = server.velocity.embeddings[:before]
+        velocity = server.velocity._replace(embeddings=torch.cat([moving, torch.zeros_like(drawn)]))
         return server._replace(learned=learned, velocity=velocity)
 
     def init_client(self, task: ft.Task, info: ft.ClientInfo, key: ft.Key) -> ClientState:

@@ -306,6 +306,16 @@ def serve(
             "and /status.json and /metrics (Prometheus).",
         ),
     ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            show_default=False,
+            help="Begin another run with the server's state of a finished one, such as "
+            "FOLDER/runs/0001.",
+        ),
+    ] = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -321,13 +331,20 @@ def serve(
     from fedtailor.deployment.supervise_server import has_finished, supervise_server
 
     messages = ServeOutput()
+    run = Path(start) if start else None
     try:
         result = supervise_server(
-            folder, messages, draw_status=StatusPage(), status_port=status_port, new=new
+            folder,
+            messages,
+            draw_status=StatusPage(),
+            status_port=status_port,
+            new=new or run is not None,
+            start=run,
         )
     except KeyboardInterrupt:
         # Where the new run has not begun yet, the next command must ask for it again.
-        again = " --new" if new and has_finished(folder) else ""
+        again = f" --from {shlex.quote(start)}" if start else " --new"
+        again = again if (new or start) and has_finished(folder) else ""
         message = f"stopped. To continue: fedtailor serve {shlex.quote(str(folder))}{again}"
         raise Interrupted(message, path=folder) from None
     finally:

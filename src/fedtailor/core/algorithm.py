@@ -240,7 +240,8 @@ class Algorithm(ABC, Generic[S, C, P]):
         Args:
             task: common to all clients.
             server: the state before.
-            before: how many clients could take part then, with those who have left.
+            before: how many clients could take part then, with those who have left; 0 where a run
+                continues another one, whose clients are none of this one's.
             population: how many there are now; the numbers of those who join are the last ones.
             key: with which the first state was made.
         """

@@ -157,20 +157,83 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
     is_embedded = inputs.encoder is not None
     standardizes = config.data.standardizes(inputs.kind, is_embedded=is_embedded)
     counts = questions.ask("begin", {"moments": standardizes}, plan=plan)
-    has_sums = config.privacy.secure_sums
+
+    # The mean can depend on the examples of all sites, as in a simulation.
+    if standardizes:
+        inputs = _standardized(inputs, [counts[client].get("moments") for client in training])
+    return _agreement(dataclasses.replace(plan, inputs=inputs), sites, descriptions, counts)
+
+
+def agree_to_continue(
+    exchange: Exchange, file: FederationFile, sites: Sequence[Registered], before: DeploymentPlan
+) -> Agreement:
+    """Ask all sites, and make the plan of a run that continues another one.
+
+    Examples become inputs of the model as they did there.
+
+    Args:
+        exchange: with the sites.
+        file: what ``federation.toml`` says; data, model and method are those of ``before``.
+        sites: by number; new ones come last.
+        before: the plan of the run that has finished.
+
+    Raises:
+        ConfigError: the configuration does not fit the data.
+        DataError: a site has another version of torch, or no site has a training example.
+        RunError: a site refuses, as where its data do not fit the model.
+        SiteLeftError: a site was paused or removed meanwhile.
+    """
+    config = dataclasses.replace(
+        file.config,
+        data=before.config.data,
+        model=before.config.model,
+        algorithm=before.config.algorithm,
+    )
+    plan = dataclasses.replace(
+        _plan(config, before.inputs, sites), lineage=(*before.lineage, before.run)
+    )
+
+    questions = _Questions(exchange, sites)
+
+    def check(client: int, head: Mapping[str, Any]) -> None:
+        _check_torch(questions.names[client], head, file.deploy)
+
+    descriptions = questions.ask("describe", _about_data(plan), check=check)
+    counts = questions.ask("begin", {"moments": False}, plan=plan)
+    return _agreement(plan, sites, descriptions, counts)
+
+
+def _about_data(plan: DeploymentPlan) -> dict[str, Any]:
+    """Return the question what the data of a site are like, once there is a plan."""
+    question: dict[str, Any] = {"data": dataclasses.asdict(plan.config.data)}
+    if plan.inputs.encoder is not None:
+        question["encoder"] = plan.inputs.encoder.digest
+    return question
+
+
+def _agreement(
+    plan: DeploymentPlan,
+    sites: Sequence[Registered],
+    descriptions: Sequence[Mapping[str, Any]],
+    counts: Sequence[Mapping[str, Any]],
+) -> Agreement:
+    """Return what was agreed on, from the answers of all sites to both questions.
+
+    Raises:
+        ConfigError: validation examples are to decide, and no site has one.
+        DataError: an answer is wrong, or a run cannot begin with these sites.
+    """
+    has_sums = plan.config.privacy.secure_sums
     members = [
         _member(site, described, counted, has_sums=has_sums)
         for site, described, counted in zip(sites, descriptions, counts, strict=True)
     ]
 
-    # Both can depend on the examples of all sites, as in a simulation.
-    if standardizes:
-        inputs = _standardized(inputs, [counts[client].get("moments") for client in training])
+    # When models are evaluated can depend on the numbers of examples.
     roster = Agreement(plan, members).roster()
     name = plan.config.model.name
-    config = resolved(config, plan.algorithm, model_name=name, roster=roster)
-
-    agreement = Agreement(dataclasses.replace(plan, config=config, inputs=inputs), members)
+    config = resolved(plan.config, plan.algorithm, model_name=name, roster=roster)
+    agreement = Agreement(dataclasses.replace(plan, config=config), members)
     _check_agreement(agreement)
     return agreement
 
@@ -197,13 +260,9 @@ def ask_to_join(
         RunError: it refuses, as where its data do not fit the model.
     """
     plan = agreement.plan
-    question: dict[str, Any] = {"data": dataclasses.asdict(plan.config.data)}
-    if plan.inputs.encoder is not None:
-        question["encoder"] = plan.inputs.encoder.digest
-
     questions = _Questions(exchange, [site], first=len(agreement.members), needed=0)
     try:
-        (described,) = questions.ask("describe", question)
+        (described,) = questions.ask("describe", _about_data(plan))
         _check_torch(site.name, described, deploy)
         (counted,) = questions.ask("begin", {"moments": False}, plan=plan)
     except SiteLeftError:

@@ -21,7 +21,12 @@ from fedtailor.deployment.conduct import excluded_sites
 from fedtailor.deployment.federation_folder import FederationFolder, Registered, find_site
 from fedtailor.deployment.options import PLAN_FILE
 from fedtailor.experiment.config import load_config
-from fedtailor.experiment.reader import CONFIG_FILE, PROVENANCE_FILE, read_provenance
+from fedtailor.experiment.reader import (
+    CONFIG_FILE,
+    PROVENANCE_FILE,
+    holds_run,
+    read_provenance,
+)
 
 HISTORY_FILE = "history.json"
 """In the folder of a run: which sites came and went."""
@@ -249,6 +254,24 @@ def unfinished_run(folder: FederationFolder) -> Path | None:
     if not runs or not (runs[-1] / PLAN_FILE).is_file() or (runs[-1] / "result.json").is_file():
         return None
     return runs[-1]
+
+
+def refuse_unfinished(run: Path) -> None:
+    """Check that a folder is that of a run across sites that has finished.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    is_run = holds_run(run) and (run / PLAN_FILE).is_file()
+    if not is_run or not (run / "result.json").is_file():
+        raise ConfigError(
+            f"'{run}' cannot be continued: it is not the folder of a run across sites that has "
+            "finished.",
+            key="from",
+            path=run,
+            allowed="a folder such as FOLDER/runs/0001",
+            got=str(run),
+        )
 
 
 def names_of(run: Path) -> list[str]:

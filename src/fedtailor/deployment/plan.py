@@ -31,7 +31,19 @@ PROTOCOL = 2
 """Of the messages between server and sites. Both must have the same."""
 LARGEST_PLAN = 2**26
 """Bytes of a plan."""
-_KEYS = {"protocol", "fedtailor", "run", "config", "inputs", "mean", "std", "sites", "new_sites"}
+_MOST_ANCESTORS = 1000
+_KEYS = {
+    "protocol",
+    "fedtailor",
+    "run",
+    "lineage",
+    "config",
+    "inputs",
+    "mean",
+    "std",
+    "sites",
+    "new_sites",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,8 @@ class DeploymentPlan:
     """How many sites, the last ones, never take part in training."""
     run: str
     """A name that no other run has."""
+    lineage: tuple[str, ...] = ()
+    """The names of the earlier runs that it continues, the oldest first; empty: of none."""
 
     @property
     def population(self) -> int:
@@ -88,6 +102,7 @@ class DeploymentPlan:
             "protocol": PROTOCOL,
             "fedtailor": __version__,
             "run": self.run,
+            "lineage": list(self.lineage),
             "config": to_toml(self.config),
             "inputs": self.inputs.to_record(),
             "mean": self.inputs.mean.tolist(),
@@ -128,6 +143,11 @@ def read_plan(raw: bytes) -> DeploymentPlan:
     if record["fedtailor"] != __version__:
         raise other_version("fedtailor", __version__, record["fedtailor"])
 
+    lineage = record["lineage"]
+    is_lineage = isinstance(lineage, list) and len(lineage) <= _MOST_ANCESTORS
+    if not is_lineage or not all(isinstance(run, str) and run.isalnum() for run in lineage):
+        raise damaged(where, "its lineage is not a list of names of runs")
+
     # At least one site trains.
     sites = whole("sites", record["sites"], MOST_SITES)
     new_sites = whole("new_sites", record["new_sites"], sites - 1)
@@ -144,7 +164,8 @@ def read_plan(raw: bytes) -> DeploymentPlan:
     except (ValueError, RecursionError) as reason:
         raise damaged(where, "its configuration is not TOML") from reason
 
-    return DeploymentPlan(make_config(values), inputs, sites, new_sites, record["run"])
+    config = make_config(values)
+    return DeploymentPlan(config, inputs, sites, new_sites, record["run"], tuple(lineage))
 
 
 def read_plan_of(path: Path) -> DeploymentPlan:

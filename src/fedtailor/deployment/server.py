@@ -34,10 +34,12 @@ from fedtailor.deployment.agreement import (
     Agreement,
     SiteLeftError,
     agree,
+    agree_to_continue,
     ask_to_join,
     read_member,
 )
 from fedtailor.deployment.conduct import Conduct, excluded_sites
+from fedtailor.deployment.continuation import FinishedRun, first_state
 from fedtailor.deployment.exchange import Attendance, Exchange, Transport
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
@@ -66,6 +68,7 @@ from fedtailor.experiment.reader import ACROSS_SITES, PROVENANCE_FILE, holds_run
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
+from fedtailor.simulation.report import RunState
 from fedtailor.simulation.rounds import federate
 from fedtailor.simulation.server import rare_classes
 
@@ -85,13 +88,16 @@ Connect = Callable[[Sequence[str]], Exchange]
 """Gives the exchange with sites, whose names come in the order of their numbers."""
 
 
-def serve_rounds(folder: Path, run: Path, make_transport: MakeTransport) -> dict[str, Any]:
+def serve_rounds(
+    folder: Path, run: Path, make_transport: MakeTransport, *, start: Path | None = None
+) -> dict[str, Any]:
     """Run or resume a run across sites, and return its result.
 
     Args:
         folder: of the server.
         run: the run folder, in which an earlier process may have begun.
         make_transport: is given the sites of the run.
+        start: the folder of a run that has finished, which a new run continues; None: it does not.
 
     Raises:
         ConfigError: the configuration is wrong, or does not fit the data of the sites.
@@ -106,12 +112,15 @@ def serve_rounds(folder: Path, run: Path, make_transport: MakeTransport) -> dict
 
     connect = partial(_exchange, folder, file.deploy, make_transport)
     if not (run / PLAN_FILE).is_file():
-        _make_folder(run, _begin(folder, file, connect), text)
+        before = None if start is None else FinishedRun.read(start, file)
+        _make_folder(run, _begin(folder, file, connect, before), text, before)
 
     return _serve(folder, run, file.deploy, connect)
 
 
-def _begin(folder: Path, file: FederationFile, connect: Connect) -> Agreement:
+def _begin(
+    folder: Path, file: FederationFile, connect: Connect, before: FinishedRun | None
+) -> Agreement:
     """Agree with the sites that are registered and not paused."""
     while True:
         # An excluded site could keep a run from beginning.
@@ -124,6 +133,8 @@ def _begin(folder: Path, file: FederationFile, connect: Connect) -> Agreement:
         check_enough(sites)
         exchange = connect([site.name for site in sites])
         with suppress(SiteLeftError):
+            if before is not None:
+                return agree_to_continue(exchange, file, sites, before.plan)
             return agree(exchange, file, sites)
 
 
@@ -281,7 +292,7 @@ class _ServedRun:
                 self._clients(schedule, writer),
                 schedule,
                 seed=plan.config.seeds[0],
-                resume=start.state,
+                resume=start.state or self._first_state(schedule),
                 events=start.events,
                 privacy=self.privacy,
             )
@@ -293,6 +304,15 @@ class _ServedRun:
                     return None
 
             return writer.finish(report, shared_verdicts=self._verdicts(schedule, report.round))
+
+    def _first_state(self, schedule: Schedule) -> RunState | None:
+        """Return the state with which a run begins that continues another one, or None."""
+        plan = self.agreement.plan
+        if not plan.lineage:
+            return None
+
+        history = History(schedule.history, self.names, self.roster.num_new)
+        return first_state(self.path, plan, history.population(1))
 
     def _have_come_or_gone(self, round: int, writer: RunWriter) -> bool:
         """Note who has come or gone before a round; return whether anybody has."""
@@ -443,6 +463,7 @@ def _provenance(agreement: Agreement) -> dict[str, Any]:
     return {
         **describe(),
         **_origin(agreement),
+        "lineage": list(agreement.plan.lineage),
         "reduction": REDUCTION_VERSION,
         "sites": [member._asdict() for member in agreement.members],
         "notes": agreement.notes(),
@@ -474,13 +495,16 @@ def _split(agreement: Agreement) -> dict[str, Any]:
     }
 
 
-def _make_folder(run: Path, agreement: Agreement, text: bytes) -> None:
+def _make_folder(run: Path, agreement: Agreement, text: bytes, before: FinishedRun | None) -> None:
     """Make the run folder; the plan comes last, so that a folder without one is made again."""
     # An earlier process may have been killed on its way to the plan.
     shutil.rmtree(run, ignore_errors=True)
     run.parent.mkdir(parents=True, exist_ok=True)
     config = to_toml(agreement.plan.config)
     RunFolder.create(run, config=config, provenance=_provenance(agreement))
+
+    if before is not None:
+        before.copy_state(run)
 
     write_whole(run / FEDERATION_FILE, text)
     write_whole(run / PLAN_FILE, agreement.plan.raw)
@@ -529,7 +553,9 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
     # If it ends without an outcome, this process counts as killed, and is started again.
     note({})
     try:
-        note({"result": serve_rounds(folder, folder / RUNS / str(serving["run"]), connect)})
+        start = Path(serving["start"]) if serving["start"] else None
+        run = folder / RUNS / str(serving["run"])
+        note({"result": serve_rounds(folder, run, connect, start=start)})
     except FedtailorError as error:
         note({"error": error.as_record()})
     except Exception as error:

@@ -127,13 +127,15 @@ def write_version(
     origin = {
         "run": plan.run,
         "plan_sha256": plan.digest,
+        "lineage": list(plan.lineage),
         "round": model.round,
         "data_sha256": data_digest,
     }
     result = {"site": model.name, "round": model.round}
 
     def write(path: Path) -> None:
-        write_model_folder(path, model, provenance={"site": origin}, result=result)
+        card = {"run": plan.run, "lineage": list(plan.lineage)}
+        write_model_folder(path, model, provenance={"site": origin}, result=result, card=card)
 
     return _put(folder, number, write)
 

@@ -22,7 +22,7 @@ from fedtailor.deployment.federation_folder import (
 from fedtailor.deployment.flower.processes import ServerProcesses, explain
 from fedtailor.deployment.init import KEYS, SERVER_CERTIFICATE
 from fedtailor.deployment.keys import days_left
-from fedtailor.deployment.membership import names_of
+from fedtailor.deployment.membership import names_of, refuse_unfinished
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
 from fedtailor.deployment.status import LOG_FILE, PAGE_FILE, StatusFiles
 from fedtailor.deployment.status_port import TOKEN_FILE, StatusPort
@@ -66,6 +66,7 @@ def supervise_server(
     draw_status: Callable[[Mapping[str, Any]], str],
     status_port: int | None = None,
     new: bool = False,
+    start: Path | None = None,
 ) -> dict[str, Any]:
     """Serve until the run has finished, and return its result.
 
@@ -77,6 +78,7 @@ def supervise_server(
         draw_status: makes the page of a status.
         status_port: of this machine, where the status can be read; None: in files only.
         new: whether to begin another run after one that has finished.
+        start: the folder of a finished run that the new one continues; None: of none.
 
     Raises:
         ConfigError: the configuration is wrong, or no site is registered.
@@ -84,6 +86,9 @@ def supervise_server(
         RunError: Flower is missing or does not start, the port of the status cannot be used, or the
             run cannot continue.
     """
+    if start is not None:
+        refuse_unfinished(start)
+
     server_folder = FederationFolder(folder)
     deploy = load_federation(folder / FEDERATION_FILE).deploy
     sites = server_folder.sites()
@@ -118,7 +123,8 @@ def supervise_server(
         processes.start()
         nodes = processes.register({site.name: site.key for site in sites})
         logged.say(f"{len(sites)} sites are registered: {', '.join(site.name for site in sites)}")
-        return _supervise(_ServerApp(folder, run, processes, nodes), logged, status)
+        app = _ServerApp(folder, run, processes, nodes, start)
+        return _supervise(app, logged, status)
 
 
 def _where_status_is(folder: Path, port: StatusPort) -> str:
@@ -214,12 +220,18 @@ class _ServerApp:
     """
 
     def __init__(
-        self, folder: Path, run: Path, processes: ServerProcesses, nodes: Mapping[str, int]
+        self,
+        folder: Path,
+        run: Path,
+        processes: ServerProcesses,
+        nodes: Mapping[str, int],
+        start: Path | None,
     ) -> None:
         self.folder = folder
         self.run = run
         self.processes = processes
         self._nodes = nodes
+        self._start = "" if start is None else str(start.resolve())
         self._registered = set(nodes)
         self._submission = 0
         self._starts = 0
@@ -257,6 +269,7 @@ class _ServerApp:
         serving = {
             "submission": self._submission,
             "run": self.run.name,
+            "start": self._start,
             "nodes": {name: str(node) for name, node in self._nodes.items()},
         }
         write_whole(self.folder / SERVING_FILE, to_json(serving) + "\n")
