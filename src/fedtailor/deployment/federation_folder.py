@@ -115,10 +115,10 @@ class FederationFolder:
         raise RunError(message, path=self.path)
 
     def register(self, site: Registered) -> None:
-        """Add a site; it belongs to the runs that begin after this.
+        """Add a site.
 
         Raises:
-            ConfigError: the name or the key is taken, or the name is not usable.
+            ConfigError: the name is taken or not usable, or the key is or was that of a site.
         """
         sites = self.sites()
         check_name(site.name)
@@ -131,17 +131,26 @@ class FederationFolder:
                 message = f"this key is that of site '{other.name}': every site makes its own."
                 raise ConfigError(message, key="key", allowed="a new key", got=other.name)
 
+        # Flower takes no key again that it has forgotten.
+        for name, key in self._removed():
+            if key.split()[:2] == site.key.split()[:2]:
+                message = (
+                    f"this key is that of site '{name}', which was removed, and no key is used "
+                    "twice: the site must make a new one ('fedtailor site init', in a new folder)."
+                )
+                raise ConfigError(message, key="key", allowed="a new key", got=name)
+
         self._write_sites([*sites, site])
 
     def remove(self, name: str) -> None:
-        """Remove a site: it cannot connect any more once the server has been started again.
+        """Remove a site for good: it cannot connect any more, and its key is not used again.
 
         Raises:
             ConfigError: there is no such site.
         """
         sites = self.sites()
-        find_site(name, sites)
-        self._write_sites([site for site in sites if site.name != name])
+        removed = find_site(name, sites)
+        self._write_sites([site for site in sites if site.name != name], removed)
 
     def pause(self, name: str, *, paused: bool) -> None:
         """Pause a site, or let it take part again.
@@ -186,8 +195,22 @@ class FederationFolder:
         numbers = [int(path.name) for path in self.runs()]
         return self.path / RUNS / f"{max(numbers, default=0) + 1:04d}"
 
-    def _write_sites(self, sites: Sequence[Registered]) -> None:
-        record = {"sites": [site._asdict() for site in sites]}
+    def _removed(self) -> list[tuple[str, str]]:
+        """Return names and keys of the sites that were removed."""
+        path = self.path / SITES_FILE
+        if not path.is_file():
+            return []
+
+        with content_of(path):
+            records = read_object(path, within=self.path).get("removed", ())
+            return [(str(record["name"]), str(record["key"])) for record in records]
+
+    def _write_sites(self, sites: Sequence[Registered], left: Registered | None = None) -> None:
+        removed = [{"name": name, "key": key} for name, key in self._removed()]
+        if left is not None:
+            removed.append({"name": left.name, "key": left.key})
+
+        record = {"sites": [site._asdict() for site in sites], "removed": removed}
         write_whole(self.path / SITES_FILE, to_json(record, indent=2) + "\n")
 
 
