@@ -35,7 +35,7 @@ def canaries_of(count=20, rates=(1.0,), seed=0):
 
 def mechanism_with(canaries, noise=0.0):
     return AuditedMechanism(
-        MESSAGES, CLIP, noise or 1e-12, 10.0, SCALES, canaries, AddedNoise(MESSAGES)
+        MESSAGES, CLIP, noise or 1e-12, 10.0, SCALES, {}, canaries, AddedNoise(MESSAGES)
     )
 
 
@@ -44,7 +44,7 @@ def honest_totals():
     values = {"model": SENT["model"], "covariance": SENT["covariance"]}
     upload = {name: Mean(value, torch.tensor(1.0)) for name, value in values.items()}
     upload["control"] = Mean(torch.zeros(7), torch.tensor(1.0))
-    contribution = ClientMechanism(MESSAGES, CLIP, 0.0, 10.0, SCALES).bounded(upload, SENT)
+    contribution = ClientMechanism(MESSAGES, CLIP, 0.0, 10.0, SCALES, {}).bounded(upload, SENT)
     totals = {}
     for name, entry in contribution.items():
         total = FieldSum([0])
@@ -92,7 +92,7 @@ def test_without_noise_a_score_is_what_was_contributed():
 
 def test_the_server_receives_what_canaries_contribute():
     canaries = canaries_of()
-    plain = ClientMechanism(MESSAGES, CLIP, 0.0, 10.0, SCALES)
+    plain = ClientMechanism(MESSAGES, CLIP, 0.0, 10.0, SCALES, {})
     key = rng.new_key(7, round=1, purpose="noise")
     with_them = mechanism_with(canaries).release(honest_totals(), SENT, key)
     without = plain.release(honest_totals(), SENT, key)
@@ -132,7 +132,7 @@ def test_more_canaries_than_numbers_are_refused():
 
 def noise_of(rounds, **changes):
     """Return the noise of some rounds, by field and path, some of it changed."""
-    plain = ClientMechanism(MESSAGES, CLIP, 1.5, 10.0, SCALES)
+    plain = ClientMechanism(MESSAGES, CLIP, 1.5, 10.0, SCALES, {})
     totals = honest_totals()
     for round in rounds:
         noisy = plain.noisy(totals, rng.new_key(3, round=round, purpose="noise"))

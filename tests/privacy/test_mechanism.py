@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedtailor.core import rng
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Field, Mean, Sum
 from fedtailor.core.reduction import FieldSum
 from fedtailor.privacy.mechanism import ClientBounds, ClientMechanism, digest_of
@@ -18,7 +19,7 @@ KEY = rng.new_key(7, round=3, purpose="privacy")
 
 
 def mechanism(clip=1.0, noise=0.0, expected=1.0, **scales):
-    return ClientMechanism(MESSAGES, clip, noise, expected, scales)
+    return ClientMechanism(MESSAGES, clip, noise, expected, scales, {})
 
 
 def upload(size=1.0, examples=10.0):
@@ -29,15 +30,15 @@ def upload(size=1.0, examples=10.0):
     }
 
 
-def released(mechanism, *uploads, key=KEY):
-    totals = sums(mechanism, *uploads)
-    return mechanism.release(totals, SENT, key)
+def released(mechanism, *uploads, key=KEY, sent=SENT):
+    totals = sums(mechanism, *uploads, sent=sent)
+    return mechanism.release(totals, sent, key)
 
 
-def sums(mechanism, *uploads):
-    totals = {name: FieldSum(range(len(uploads))) for name in MESSAGES}
+def sums(mechanism, *uploads, sent=SENT):
+    totals = {name: FieldSum(range(len(uploads))) for name in mechanism.contributions}
     for client, one in enumerate(uploads):
-        bounded = ClientBounds(mechanism, SENT).bounded(one, client)
+        bounded = ClientBounds(mechanism, sent).bounded(one, client)
         for name, total in totals.items():
             total.add(client, bounded[name])
     return {name: total.total() for name, total in totals.items()}
@@ -87,7 +88,7 @@ def test_the_mean_is_over_the_expected_clients():
 def test_scales_share_out_the_noise():
     wide = {"model": Field(kind="model", shapes=(20_000,))}
     for scale in (1.0, 5.0):
-        noisy = ClientMechanism(wide, 2.0, 1.5, 10.0, {"model": scale})
+        noisy = ClientMechanism(wide, 2.0, 1.5, 10.0, {"model": scale}, {})
         totals = {"model": FieldSum([0])}
         totals["model"].add(0, Sum(torch.zeros(20_000)))
         received = noisy.release({"model": totals["model"].total()}, {"model": None}, KEY)
@@ -118,3 +119,60 @@ def test_digests_tell_sums_apart():
     plain = mechanism(clip=100.0)
     assert digest_of(sums(plain, upload())) == digest_of(sums(plain, upload()))
     assert digest_of(sums(plain, upload())) != digest_of(sums(plain, upload(size=1.0000001)))
+
+
+WEIGHTED = {
+    "means": Field(kind="class_means", shapes=(3, 2), weight="class_counts"),
+    "head": Field(kind="model", shapes=(2,), weight="own"),
+}
+OLD = {"means": torch.ones(3, 2), "head": None}
+
+
+def weighing(clip=1e3, noise=0.0):
+    return ClientMechanism(WEIGHTED, clip, noise, 1.0, {}, {"means": 10.0, "head": 4.0})
+
+
+def weighted(value, counts, confidence):
+    return {
+        "means": Mean(torch.full((3, 2), value), torch.tensor(counts)),
+        "head": Mean(torch.full((2,), value), torch.tensor(confidence)),
+    }
+
+
+def test_weights_of_clients_count_up_to_their_cap():
+    first = weighted(3.0, [10.0, 5.0, 0.0], 2.0)
+    second = weighted(6.0, [1e9, 10.0, 0.0], 1e9)
+    received = released(weighing(), first, second, sent=OLD)
+
+    # Of weights 1 and 1, 0.5 and 1, 0 and 0; a class that no client has stays as it was.
+    means = received["means"].or_else(OLD["means"])
+    torch.testing.assert_close(means[:, 0], torch.tensor([4.5, 5.0, 1.0]), rtol=1e-4, atol=0)
+    assert received["means"].total_weight.tolist() == pytest.approx([20, 15, 0], rel=1e-4)
+    assert received["head"].value.tolist() == pytest.approx([5.0, 5.0], rel=1e-4)
+
+
+def test_weights_are_bounded_with_what_they_weigh():
+    bound = weighing(clip=0.5)
+    quiet = weighted(1.0, [10.0, 10.0, 10.0], 4.0)
+    loud = weighted(50.0, [1e9, 1e9, 1e9], 1e9)
+    with_it = sums(bound, quiet, loud, sent=OLD)
+    without = sums(bound, quiet, sent=OLD)
+
+    parts = [with_it[name].leaves[""] - without[name].leaves[""] for name in with_it]
+    assert set(with_it) == {"means", "means weight", "head", "head weight"}
+    assert 0.49 < float(torch.cat([part.flatten() for part in parts]).norm()) <= 0.5
+
+
+def test_weights_that_noise_hides_divide_nothing():
+    clients = [weighted(3.0, [10.0, 10.0, 10.0], 4.0)] * 5
+    for seed in range(20):
+        key = rng.new_key(seed, purpose="privacy")
+        received = released(weighing(noise=0.01), *clients, key=key, sent=OLD)
+        assert torch.equal(received["means"].or_else(OLD["means"]), OLD["means"])
+        assert received["head"].total_weight == 0
+
+
+def test_a_weight_with_more_axes_than_declared_is_refused():
+    upload = weighted(3.0, [10.0, 5.0, 0.0], [1.0, 2.0])
+    with pytest.raises(ConfigError, match="'head' has 1 axes, and the method declares"):
+        weighing().bounded(upload, OLD)

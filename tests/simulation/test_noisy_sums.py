@@ -4,6 +4,7 @@ budget that ends a run, and refusals."""
 import errno
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,17 +45,26 @@ def server_of(runs):
     return tree.paths(runs[-1].state.server)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfedfda", "fedrep", "fedcgs"])
+WEIGHTS = {
+    "fedproto": {"prototypes": 5.0},
+    "ifca": {"models": 5.0},
+    "pfedvem": {"head": 100.0},
+}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfedfda", "fedrep", "fedcgs", *WEIGHTS])
 def test_places_have_the_bits_of_a_loop(name):
-    expected = reports(name)
+    privacy = replace(NOISY, weights=WEIGHTS.get(name, {}))
+    expected = reports(name, privacy=privacy)
     for places in (1, 3):
-        assert_same_reports(reports(name, InPlaces(places)), expected)
+        assert_same_reports(reports(name, InPlaces(places), privacy), expected)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfedfda"])
+@pytest.mark.parametrize("name", ["fedavg", "pfedfda", "fedproto"])
 def test_noise_on_secure_sums_is_that_on_sums_of_floats(name):
-    plain = server_of(reports(name))
-    secure = PrivacyOptions(unit="client", noise=0.5, clip=1.0, secure_sums=True, smallest_sum=2)
+    floats = replace(NOISY, weights=WEIGHTS.get(name, {}))
+    plain = server_of(reports(name, privacy=floats))
+    secure = replace(floats, secure_sums=True, smallest_sum=2)
     for path, tensor in server_of(reports(name, privacy=secure)).items():
         torch.testing.assert_close(tensor, plain[path], rtol=1e-4, atol=1e-5)
 
@@ -159,7 +169,7 @@ def test_a_disk_that_is_full_when_the_ledger_is_written(tmp_path, monkeypatch, c
     [
         ("local", "sends nothing to the server"),
         ("fedpac", "shows the server what single clients send"),
-        ("fedproto", "weighs 'prototypes' by numbers of its clients"),
+        ("fedproto", r"set the largest weight that counts, .* privacy\.weights\.prototypes = 100"),
         ("pfedvem", "weighs 'head' by numbers of its clients"),
     ],
 )
@@ -172,6 +182,14 @@ def test_scales_of_unknown_fields_are_refused():
     privacy = PrivacyOptions(unit="client", noise=1.0, scales={"modle": 2.0})
     with pytest.raises(ConfigError, match="did you mean 'model'"):
         reports("fedavg", privacy=privacy)
+
+
+def test_weights_of_fields_that_have_none_are_refused():
+    privacy = replace(NOISY, weights={"prototypes": 5.0, "known": 2.0})
+    with pytest.raises(ConfigError, match=r"unknown field in privacy\.weights 'known'"):
+        reports("fedproto", privacy=privacy)
+    with pytest.raises(ConfigError, match=r"privacy\.weights\.head must be a number above 0"):
+        replace(NOISY, weights={"head": 0})
 
 
 def test_options_that_look_at_single_clients_are_refused():

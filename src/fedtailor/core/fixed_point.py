@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -128,7 +127,6 @@ def make_fixed_point(
     population: int,
     most_examples: int,
     rare_classes: Sequence[int] = (),
-    clip: float = 0.0,
 ) -> FixedPoint:
     """Return how the uploads of a run become whole numbers.
 
@@ -137,8 +135,6 @@ def make_fixed_point(
         population: how many clients can take part.
         most_examples: the most training examples of one client.
         rare_classes: classes that are left out of means weighted by class.
-        clip: bound of all numbers of a client together, which then has no weights; 0: fields have
-            their own bounds.
 
     Raises:
         ConfigError: too few bits are left for a field.
@@ -151,8 +147,6 @@ def make_fixed_point(
     """
     fields = {}
     for name, field in messages.items():
-        if clip and field.reduction != "none":
-            field = replace(field, reduction="sum", bound=clip)
         if field.reduction in ("mean", "sum"):
             fields[name] = _fixed_field(name, field, population, most_examples, rare_classes)
     return FixedPoint(fields, layout_of(messages).entries)

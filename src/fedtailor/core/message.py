@@ -83,6 +83,11 @@ class Field:
     weight_axes: int = 0
     """Leading axes of a weight of kind ``own``, or of the mask of a sum, in secure sums."""
 
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether clients weigh a mean by numbers that say what it is of, not by their size."""
+        return self.reduction == "mean" and self.weight in ("class_counts", "own")
+
     def leaf_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every leaf by path."""
         return _flatten_shapes(self.shapes, "")

@@ -19,6 +19,7 @@ from fedtailor.experiment.tracking import RunProgress
 from fedtailor.privacy.added_noise import AddedNoise
 from fedtailor.privacy.audit import estimate_epsilon, guessed_epsilon, most_by_guessing
 from fedtailor.privacy.canaries import AuditedMechanism, Canaries
+from fedtailor.privacy.mechanism import ClientMechanism
 from fedtailor.privacy.plan import rate_of
 from fedtailor.simulation.clients import LocalClients
 from fedtailor.simulation.report import Absences
@@ -155,8 +156,9 @@ def _audited_server(
 
     assert server.releases is not None, "clients are protected"
     plain = server.releases.mechanism
+    assert isinstance(plain, ClientMechanism), "clients are protected, not examples"
     mechanism = AuditedMechanism(
-        **vars(plain), canaries=canaries, added_noise=AddedNoise(server.messages)
+        **vars(plain), canaries=canaries, added_noise=AddedNoise(plain.contributions)
     )
     server.releases.mechanism = mechanism
     return server, mechanism

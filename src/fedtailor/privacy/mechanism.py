@@ -9,8 +9,17 @@ differentially private recurrent language models", ICLR 2018, with one joint bou
     new value = what was sent + scale s / (q N)
 
 Every client counts the same, whatever its number of examples: weights would raise the bound. The
-divisor q N is public, and does not depend on who came. A covariance counts with its Frobenius norm;
-afterwards it is made positive definite, with eigenvalues above the level of the noise.
+divisor q N is public, and does not depend on who came. Where a method weighs by classes or by
+confidences of the clients, which say what a mean is of, a weight w counts up to a public cap, and
+is in the vector too::
+
+    w_u       = min(w, cap) / cap
+    x_u       = (w_u (change of the field) / scale, w_u), and other fields
+    new value = what was sent + scale (noisy sum of w_u changes) / (noisy sum of w_u)
+
+Rows stay as they were where the noisy sum of weights is below 1, or three deviations of its noise.
+A covariance counts with its Frobenius norm; afterwards it is made positive definite, with
+eigenvalues above the level of the noise.
 """
 
 from __future__ import annotations
@@ -18,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -26,16 +35,58 @@ from torch import Tensor
 
 from fedtailor.core import rng, tree
 from fedtailor.core.devices import to_host
-from fedtailor.core.message import Each, Field, Mean, Messages, Received, Reduced, Sum, Upload
+from fedtailor.core.errors import ConfigError
+from fedtailor.core.message import (
+    Each,
+    Field,
+    Mean,
+    Messages,
+    Received,
+    Reduced,
+    Sum,
+    Upload,
+    spread,
+)
 from fedtailor.core.reduction import PartialSum
+from fedtailor.core.upload_layout import shape_of_weight
 
 _ROUNDING = 1e-6
 """By how much contributions are shortened further, for the rounding of messages."""
 _LEAST_EIGENVALUE = 1e-3
 """Of a covariance, as a share of the mean one."""
+_FEWEST_CLIENTS = 1.0
+_SURE_DEVIATIONS = 3.0
+"""A noisy sum of weights divides a sum if it is both more than that of so many clients of the full
+weight, and more than so many deviations of its noise."""
 
 Sent = Mapping[str, tree.Tree | None]
 """What the server had sent in every field; None where it sent no such field."""
+
+
+def contributions_of(messages: Messages, clip: float) -> dict[str, Field]:
+    """Return the declaration of what clients contribute: sums of the fields, and of their weights.
+
+    Args:
+        messages: the declaration of the method.
+        clip: bound of all numbers of a client together.
+    """
+    fields = {}
+    for name, field in messages.items():
+        if field.reduction == "none":
+            continue
+
+        fields[name] = replace(field, reduction="sum", bound=clip, weight_axes=0)
+        if field.has_own_weights:
+            shape = shape_of_weight(field)
+            fields[_weight_of(name)] = Field(
+                kind="statistics", shapes=shape, reduction="sum", down=False, bound=clip
+            )
+    return fields
+
+
+def _weight_of(name: str) -> str:
+    """Return the name of the weights of a field among contributions."""
+    return f"{name} weight"
 
 
 @dataclass(frozen=True)
@@ -51,10 +102,26 @@ class ClientMechanism:
     """Clients of a round on average (q N)."""
     scales: Mapping[str, float]
     """By field: what its changes are divided by before they are bounded; 1 if it is missing."""
+    weights: Mapping[str, float]
+    """By field whose means have weights of the clients: the largest weight that counts."""
+
+    @property
+    def contributions(self) -> Messages:
+        """The declaration of what clients contribute."""
+        return contributions_of(self.messages, self.clip)
 
     def bounded(self, upload: Upload, sent: Sent) -> dict[str, Sum]:
         """Return the contribution of a sound upload, in the form of an upload."""
-        changes = {name: self._change(name, entry, sent[name]) for name, entry in upload.items()}
+        changes: dict[str, tree.Tree] = {}
+        like: dict[str, tree.Tree] = {}
+        for name, entry in upload.items():
+            like[name] = entry.value
+            changes[name] = self._change(name, entry, sent[name])
+            if isinstance(entry, Mean) and self.messages[name].has_own_weights:
+                weight = self._weight(name, entry)
+                changes[name] = _times(weight, changes[name])
+                changes[_weight_of(name)] = like[_weight_of(name)] = weight
+
         squares = [leaf.square().sum() for leaf in tree.leaves(changes)]
         norm = torch.stack(squares).sum().sqrt()
         factor = (self.clip * (1 - _ROUNDING) / norm.clamp(min=1e-30)).clamp(max=1.0)
@@ -62,10 +129,20 @@ class ClientMechanism:
         def shorten(change: Tensor, like: Tensor) -> Tensor:
             return (factor * change).to(like.dtype)
 
-        return {
-            name: Sum(tree.map(shorten, changes[name], entry.value))
-            for name, entry in upload.items()
-        }
+        return {name: Sum(tree.map(shorten, changes[name], like[name])) for name in changes}
+
+    def _weight(self, name: str, entry: Mean) -> Tensor:
+        """Return the weights of a client, float64, at most 1, in the shape of their sum."""
+        share = entry.weight.double().clamp(max=self.weights[name]) / self.weights[name]
+        shape = shape_of_weight(self.messages[name])
+        if share.dim() > len(shape):
+            raise ConfigError(
+                f"the weight of '{name}' has {share.dim()} axes, and the method declares "
+                f"weight_axes = {len(shape)}.",
+                key="privacy.unit",
+            )
+
+        return share.reshape(share.shape + (1,) * (len(shape) - share.dim())).expand(shape)
 
     def _change(self, name: str, entry: Mean | Sum | Each, sent: tree.Tree | None) -> tree.Tree:
         """Return by how much a client wants to change a field, float64."""
@@ -75,14 +152,12 @@ class ClientMechanism:
                 lambda new, old: (new.double() - old.double()) / scale, entry.value, sent
             )
 
+        change = tree.map(lambda leaf: leaf.double() / scale, entry.value)
         mask = entry.mask if isinstance(entry, Sum) else ()
-        if isinstance(mask, Tensor):
-            rows = mask.double()
-            return tree.map(lambda leaf: leaf.double() * _over(rows, leaf) / scale, entry.value)
-        return tree.map(lambda leaf: leaf.double() / scale, entry.value)
+        return _times(mask.double(), change) if isinstance(mask, Tensor) else change
 
     def release(self, totals: Mapping[str, PartialSum], sent: Sent, key: rng.Key) -> Received:
-        """Return what the server receives: noisy sums, and means by the expected number of clients.
+        """Return what the server receives: noisy sums, and means.
 
         Args:
             totals: the sums of contributions, float64.
@@ -91,8 +166,10 @@ class ClientMechanism:
         """
         noisy = self.noisy(totals, key)
         received = {}
-        for name, total in totals.items():
-            received[name] = self._reduced(name, total, noisy[name], sent[name])
+        for name in self.messages:
+            if name in totals:
+                weight = noisy.get(_weight_of(name), {}).get("")
+                received[name] = self._reduced(name, totals[name], noisy[name], weight, sent[name])
         return received
 
     def noisy(self, totals: Mapping[str, PartialSum], key: rng.Key) -> dict[str, dict[str, Tensor]]:
@@ -101,12 +178,12 @@ class ClientMechanism:
         They are all that is released: what the server receives is computed from them.
         """
         deviation = self.noise * self.clip
+        declared = self.contributions
         noisy: dict[str, dict[str, Tensor]] = {}
         for name, total in totals.items():
-            field = self.messages[name]
             noisy[name] = {}
             for path, leaf in total.leaves.items():
-                drawn = _noise(field, key.fold(f"{name}/{path}"), tuple(leaf.shape))
+                drawn = _noise(declared[name], key.fold(f"{name}/{path}"), tuple(leaf.shape))
                 noisy[name][path] = leaf + deviation * drawn
         return noisy
 
@@ -115,24 +192,39 @@ class ClientMechanism:
         name: str,
         total: PartialSum,
         noisy: Mapping[str, Tensor],
+        weight: Tensor | None,
         sent: tree.Tree | None,
     ) -> Reduced:
+        """Return a field as the server receives it.
+
+        Args:
+            name: of the field.
+            total: its sum without noise, for its structure.
+            noisy: its noisy sum, by path.
+            weight: the noisy sum of the weights that clients gave it; None: they gave none.
+            sent: what the server had sent.
+        """
         field = self.messages[name]
+        is_mean = field.reduction == "mean"
+        divisor = torch.full((), self.expected if is_mean else 1.0, dtype=torch.float64)
+        total_weight = torch.full((), self.expected, dtype=torch.float64)
+        if weight is not None:
+            least = max(_FEWEST_CLIENTS, _SURE_DEVIATIONS * self.noise * self.clip)
+            # Nothing is divided by a weight that is mostly noise: the quotient is then 0.
+            divisor = torch.where(weight > least, weight, math.inf)
+            total_weight = torch.where(weight > least, self.weights[name] * weight, 0.0)
+
         old = {} if sent is None else tree.paths(sent)
         scale = self.scales.get(name, 1.0)
-        is_mean = field.reduction == "mean"
-        divisor = self.expected if is_mean else 1.0
-        entry_noise = scale * self.noise * self.clip / divisor
-
+        entry_noise = scale * self.noise * self.clip / float(divisor.min())
         values = []
         for path, like in tree.paths(total.like).items():
-            value = scale * noisy[path] / divisor
+            value = scale * noisy[path] / spread(divisor, noisy[path])
             if is_mean and path in old:
                 value = value + old[path].double()
             values.append(_repaired(value, field, entry_noise).to(like.dtype))
 
-        weight = torch.full((), self.expected, dtype=torch.float64)
-        return Reduced(tree.rebuild(total.like, iter(values)), weight)
+        return Reduced(tree.rebuild(total.like, iter(values)), total_weight)
 
 
 class ClientBounds(NamedTuple):
@@ -158,9 +250,9 @@ def digest_of(totals: Mapping[str, PartialSum]) -> str:
     return digest.hexdigest()
 
 
-def _over(rows: Tensor, leaf: Tensor) -> Tensor:
-    """Shape a mask of rows so that it broadcasts over a leaf."""
-    return rows.reshape(rows.shape + (1,) * (leaf.dim() - rows.dim()))
+def _times(rows: Tensor, value: tree.Tree) -> tree.Tree:
+    """Return a value whose rows are multiplied."""
+    return tree.map(lambda leaf: spread(rows, leaf) * leaf, value)
 
 
 def _noise(field: Field, key: rng.Key, shape: tuple[int, ...]) -> Tensor:

@@ -85,21 +85,27 @@ class PrivacyOptions:
     scales: dict[str, Any] = field(default_factory=dict)
     """By field: what its changes are divided by before they are bounded, a public number; 1 if it
     is missing. A field of a larger scale gets more of the noise."""
+    weights: dict[str, Any] = field(default_factory=dict)
+    """By field whose mean is weighted by classes or confidences of the clients: the largest weight
+    that counts, a public number."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="privacy")
-        for name, scale in self.scales.items():
-            if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
-                raise wrong_value(f"privacy.scales.{name}", "a number above 0", scale)
+        for option in ("scales", "weights"):
+            for name, number in getattr(self, option).items():
+                if not _is_positive(number):
+                    raise wrong_value(f"privacy.{option}.{name}", "a number above 0", number)
 
         if self.unit != "none" and not (self.epsilon or self.noise):
             hint = "privacy.noise sets the noise itself."
             allowed = f"above 0 with privacy.unit = '{self.unit}'"
             raise wrong_value("privacy.epsilon", allowed, self.epsilon, hint)
 
-        if self.unit == "example" and self.scales:
-            allowed = "left out with privacy.unit = 'example'"
-            raise wrong_value("privacy.scales", allowed, self.scales)
+        for option in ("scales", "weights"):
+            values = getattr(self, option)
+            if self.unit == "example" and values:
+                allowed = "left out with privacy.unit = 'example'"
+                raise wrong_value(f"privacy.{option}", allowed, values)
 
         if self.unit != "example" and self.noise_from != "server":
             allowed = "'server' unless privacy.unit = 'example'"
@@ -161,20 +167,19 @@ class PrivacyOptions:
                 key="privacy.unit",
             )
 
-        unknown = [name for name in self.scales if name not in uploaded]
-        if unknown:
-            raise unknown_name("field", unknown[0], uploaded, key="privacy.scales")
+        weighted = [name for name, field in uploaded.items() if field.has_own_weights]
+        for option, known in (("scales", list(uploaded)), ("weights", weighted)):
+            for name in getattr(self, option):
+                if name not in known:
+                    raise unknown_name(f"field in privacy.{option}", name, known)
 
-        weighted = [
-            name
-            for name, field in uploaded.items()
-            if field.reduction == "mean" and field.weight in ("class_counts", "own")
-        ]
-        if weighted:
+        missing = [name for name in weighted if name not in self.weights]
+        if missing:
             raise ConfigError(
-                f"{method} weighs {_quoted(weighted)} by numbers of its clients, which "
-                "privacy.unit = 'client' cannot bound yet: choose another method.",
-                key="privacy.unit",
+                f"{method} weighs {_quoted(missing)} by numbers of its clients, which "
+                "privacy.unit = 'client' must bound: set the largest weight that counts, a public "
+                f"number, such as privacy.weights.{missing[0]} = 100.",
+                key="privacy.weights",
             )
 
 
@@ -186,6 +191,10 @@ def _check_schedule(schedule: Schedule, unit: str) -> None:
     if schedule.watches_validation:
         allowed = "'none' with evaluation.select = 'best' or patience, which look at scores"
         raise wrong_value("privacy.unit", allowed, unit)
+
+
+def _is_positive(number: Any) -> bool:
+    return not isinstance(number, bool) and isinstance(number, int | float) and number > 0
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -80,6 +80,7 @@ class Releases:
             noise=noise_of(privacy, schedule),
             expected=expected_clients(schedule, 1, num_trainable),
             scales=privacy.scales,
+            weights=privacy.weights,
         )
 
     def bounds(self, report: RoundReport, sent: Sent, seed: int) -> ClientBounds:

@@ -15,7 +15,15 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
-from fedtailor.core.message import Field, Mean, Received, Reduced, download_bytes, sent_values
+from fedtailor.core.message import (
+    Field,
+    Mean,
+    Messages,
+    Received,
+    Reduced,
+    download_bytes,
+    sent_values,
+)
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reduction import Bounds, FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
@@ -259,24 +267,24 @@ class RunServer:
 
         self.fixed: FixedPoint | None = None
         self.fewest_uploads = schedule.fewest_uploads
+        self.releases: Releases | ExampleReleases | None = None
+        self.steps: NoisySteps | None = None
+        """Steps with noise that clients take; None: there are none."""
+        contributed = self.messages
+        if privacy.unit != "none":
+            contributed = self._hide(privacy, ledger)
+
         if privacy.secure_sums:
             # Most runs have no secure sums, and do not import this.
             from fedtailor.core.fixed_point import make_fixed_point
 
             self.fixed = make_fixed_point(
-                self.messages,
+                contributed,
                 population=roster.population,
                 most_examples=privacy.most_examples,
                 rare_classes=rare_classes(roster, privacy),
-                clip=privacy.clip if privacy.unit == "client" else 0.0,
             )
             self.fewest_uploads = max(self.fewest_uploads, privacy.smallest_sum)
-
-        self.releases: Releases | ExampleReleases | None = None
-        self.steps: NoisySteps | None = None
-        """Steps with noise that clients take; None: there are none."""
-        if privacy.unit != "none":
-            self._hide(privacy, ledger)
 
         # A draw of fewer clients could not succeed.
         fewest = max(schedule.participation.min_clients, self.fewest_uploads)
@@ -291,8 +299,8 @@ class RunServer:
 
         self.state = resume.on(device)
 
-    def _hide(self, privacy: PrivacyOptions, ledger: Ledger | None) -> None:
-        """Find the noise that hides clients or examples."""
+    def _hide(self, privacy: PrivacyOptions, ledger: Ledger | None) -> Messages:
+        """Find the noise that hides clients or examples; return what clients add to sums."""
         # Few runs have noise, and others do not import this.
         from fedtailor.simulation.noisy_steps import NoisySteps
         from fedtailor.simulation.noisy_sums import ExampleReleases, Releases
@@ -302,10 +310,16 @@ class RunServer:
         if plan is not None:
             self.steps = NoisySteps(plan, self.algorithm, self.roster.num_train, ledger)
             self.fewest_uploads = max(self.fewest_uploads, plan.fewest)
-        elif privacy.unit == "client":
-            self.releases = Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
-        else:
+            return self.messages
+        if privacy.unit == "example":
             self.releases = ExampleReleases(privacy, schedule, self.roster, self.algorithm, ledger)
+            return self.messages
+
+        releases = Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
+        self.releases = releases
+        contributed = releases.mechanism.contributions
+        self.summed = tuple(contributed)
+        return contributed
 
     @property
     def has_more_rounds(self) -> bool:
