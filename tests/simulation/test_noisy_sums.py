@@ -197,6 +197,8 @@ def test_options_that_look_at_single_clients_are_refused():
         reports("fedavg", robust="median")
     with pytest.raises(ConfigError, match="look at scores"):
         NOISY.check(Schedule(patience=2, personalized_every=1), num_trainable=10)
+    with pytest.raises(ConfigError, match="changes who can be drawn"):
+        reports("fedavg", history=("2 pause 0",))
 
 
 def test_noise_or_a_budget_is_needed():

@@ -191,6 +191,9 @@ def _check_schedule(schedule: Schedule, unit: str) -> None:
     if schedule.watches_validation:
         allowed = "'none' with evaluation.select = 'best' or patience, which look at scores"
         raise wrong_value("privacy.unit", allowed, unit)
+    if schedule.history and unit == "client":
+        allowed = "'none' or 'example' with federation.history, which changes who can be drawn"
+        raise wrong_value("privacy.unit", allowed, unit)
 
 
 def _is_positive(number: Any) -> bool:
