@@ -1,5 +1,6 @@
 """Keys and the generator: published answers, independence of the order of reading."""
 
+import hashlib
 import threading
 
 import numpy as np
@@ -152,3 +153,31 @@ def test_keys_can_be_stacked():
 def test_units_use_the_upper_53_bits():
     raw = np.array([0, 2**11 - 1, 2**11, 2**63, ONES], dtype=np.uint64)
     assert to_unit(raw).tolist() == [0.0, 0.0, 2.0**-53, 0.5, 1 - 2.0**-53]
+
+
+def test_secret_words_are_shake_256_of_secret_and_key():
+    key = new_key(3, round=2, client=5, purpose="noise")
+    secret = bytes(range(32))
+    where = "/".join(map(str, plain(key))).encode()
+    raw = hashlib.shake_256(secret + where).digest(24)
+    drawn = rng.secret_words(key, secret, 3)
+    assert drawn.tolist() == [int.from_bytes(raw[8 * i : 8 * i + 8], "little") for i in range(3)]
+
+
+def test_secret_normals_are_normal_and_follow_from_secret_and_key():
+    key = new_key(0, purpose="noise")
+    drawn = rng.noise(key, (100_001,), b"a" * 32)
+    assert drawn.dtype == torch.float32
+    assert float(drawn.mean()) == pytest.approx(0, abs=0.02)
+    assert float(drawn.std()) == pytest.approx(1, abs=0.02)
+    assert float(drawn.pow(4).mean()) == pytest.approx(3, abs=0.2)
+    assert torch.equal(drawn, rng.noise(key, (100_001,), b"a" * 32))
+
+    others = [
+        rng.noise(key, (100_001,), b"b" * 32),
+        rng.noise(key.fold("x"), (100_001,), b"a" * 32),
+        rng.noise(key.at(torch.tensor(1)), (100_001,), b"a" * 32),
+        rng.noise(key, (100_001,), b""),
+    ]
+    for other in others:
+        assert abs(float((drawn * other).mean())) < 0.02

@@ -134,13 +134,6 @@ def test_options_that_need_all_data_in_one_place_are_refused(tmp_path, key, valu
         load_federation(path)
 
 
-def test_noise_that_the_server_could_remove_is_refused(tmp_path):
-    path = tmp_path / "federation.toml"
-    path.write_text("[privacy]\nunit = 'example'\nepsilon = 1.0\n")
-    with pytest.raises(ConfigError, match="seed, which the server knows"):
-        load_federation(path)
-
-
 def test_an_experiment_file_of_a_simulation_is_a_federation_file(tmp_path):
     path = tmp_path / "federation.toml"
     path.write_text(

@@ -109,7 +109,7 @@ def test_a_site_that_shares_nothing_sends_the_messages_of_the_method_only(tmp_pa
         out = from_blob(answer.blobs["out"], MODULES) if "out" in answer.blobs else {}
         assert not out.get("metrics") and not out.get("scores")
         assert set(out.get("diagnostics", {})) <= {"steps"}
-    text = page(tmp_path / "sites" / "clinic", "clinic", (), SitePolicy())
+    text = page(tmp_path / "sites" / "clinic", "clinic", (), SitePolicy(), [])
     assert "upload: body" in text and "scores" not in text
 
 
@@ -376,7 +376,7 @@ def test_a_site_that_shares_its_verdict_sends_that_row_only(tmp_path):
         expected = ["logistic_regression", kept["examples"], kept["p_value"], *paired.values()]
         assert [row[key] for key in names] == expected
         assert "verdict" in {value["name"] for value in what_leaves_run(run)["sent"]}
-        assert "| verdict of the site | 1 |" in page(folder, name, ("verdict",), SitePolicy())
+        assert "| verdict of the site | 1 |" in page(folder, name, ("verdict",), SitePolicy(), [])
 
 
 @pytest.mark.parametrize("change", [{"own": "<b>"}, {"p_value": 2.0}, {"low": "x"}, {"more": 1}])

@@ -76,6 +76,7 @@ def checked(folder):
         ("smallest_sum = 1", "privacy.smallest_sum must be >= 2"),
         ("colluding = 'all'", "privacy.colluding must be"),
         ("most_epsilon = -1", "privacy.most_epsilon must be >= 0"),
+        ("most_delta = 0", "privacy.most_delta must be >= 1e-10"),
     ],
 )
 def test_mistakes_in_the_section_are_one_sentence(berlin, text, problem):
@@ -140,6 +141,16 @@ PLANS = {
         "privacy.epsilon = 0; ",
     ),
     "little epsilon": ({"most_epsilon": 8.0}, {"unit": "client", "epsilon": 8.0}, ""),
+    "a large delta": (
+        {"most_epsilon": 8.0},
+        {"unit": "example", "epsilon": 8.0, "delta": 1e-4},
+        "privacy.delta = 0.0001; site.toml allows a delta of 1e-05 or less",
+    ),
+    "a large delta that is allowed": (
+        {"most_epsilon": 8.0, "most_delta": 1e-4},
+        {"unit": "example", "epsilon": 8.0, "delta": 1e-4},
+        "",
+    ),
 }
 
 

@@ -8,7 +8,12 @@ import torch
 from fedtailor.core import rng
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.message import Sum
-from fedtailor.privacy.class_statistics import SHARES, SiteNoise, SumsMechanism
+from fedtailor.privacy.class_statistics import (
+    SHARES,
+    SiteNoise,
+    SumsMechanism,
+    with_noisy_sums,
+)
 from fedtailor.statistics.class_sums import add_up, unpack
 
 CLASSES, D, RADIUS = 3, 6, 2.5
@@ -110,6 +115,9 @@ def test_sites_have_noise_of_their_own_and_an_attempt_repeats_it():
     first = SiteNoise(mechanism, seed=1, round=1).bounded(upload, client=0)["sums"].value
     again = SiteNoise(mechanism, seed=1, round=1).bounded(upload, client=0)["sums"].value
     other = SiteNoise(mechanism, seed=1, round=1).bounded(upload, client=1)["sums"].value
+    key = rng.new_key(1, round=1, purpose="privacy/site")
+    secret = with_noisy_sums(upload, mechanism, key, b"a" * 32)["sums"].value
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+    assert not torch.equal(first, secret)
     assert first.dtype == torch.float32

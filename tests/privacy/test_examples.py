@@ -219,7 +219,7 @@ def test_a_run_says_what_it_told_and_a_plan_says_it_before(folder, capsys):
     assert main(["privacy", "plan", "one/experiment.toml", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)["plans"]
     told = {key: value for key, value in result["privacy"].items() if key != "claim"}
-    assert plan == told
+    assert plan == {**told, "budget": 4.0}
 
     assert main(["what-leaves", "one", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["claims"] == [result["privacy"]["claim"]]

@@ -99,3 +99,12 @@ def test_known_cohorts_count_the_rounds_of_the_busiest_client():
     assert spent.epsilon == pytest.approx(epsilon_of(1e-5, [Release(2.0, 0.3, 3)]))
     assert spent.epsilon_known_cohort == pytest.approx(epsilon_of(1e-5, [Release(2.0, 1.0, 3)]))
     assert spent.epsilon < spent.epsilon_known_cohort
+
+
+def test_steps_are_added_up_by_run_or_over_all_runs():
+    ledger = Ledger()
+    ledger.add(entry(1)._replace(steps=3, run="first"), entry(2)._replace(steps=4, run="second"))
+    new = entry(3)._replace(steps=5, run="second")
+    assert ledger.steps() == {(2.0, 1.0): 7}
+    assert ledger.steps(new, run="second") == {(2.0, 1.0): 9}
+    assert ledger.steps(entry(1)._replace(steps=3, run="first"), run="first") == {(2.0, 1.0): 3}

@@ -229,3 +229,21 @@ def test_what_cannot_be_bounded_is_refused():
 
     with pytest.raises(TypeError, match="collected"):
         train(task, collecting, params, data=examples(task), key=key, collect="last")
+
+
+@pytest.mark.parametrize("part", ["noise", "draws"])
+def test_noise_and_draws_of_a_secret_cannot_be_told_from_the_key(part):
+    """Whoever knows the key alone has other noise, and other examples in a batch."""
+    data = ExampleSet(torch.eye(400), torch.zeros(400).long(), torch.arange(400), torch.ones(400))
+    amount = {"batch_size": 200} if part == "draws" else {}
+    bound = bound_of(1.0, noise=10.0 if part == "noise" else 0.0)
+    key = rng.new_key(0, purpose="secret")
+    moves = {
+        secret: move(data, bound._replace(secret=secret), key, **amount)
+        for secret in (b"", b"a" * 32, b"b" * 32)
+    }
+    for secret, one in moves.items():
+        for other_secret, other in moves.items():
+            related = float(torch.corrcoef(torch.stack((one, other)))[0, 1])
+            assert (related > 0.99) == (secret == other_secret)
+            assert secret == other_secret or abs(related) < 0.2

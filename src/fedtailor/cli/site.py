@@ -263,9 +263,11 @@ def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.audit import broken_line, page
     from fedtailor.deployment.options import load_site
+    from fedtailor.deployment.site_privacy import describe_told
 
     options = load_site(folder)
-    text = page(folder, options.name, options.share, options.policy)
+    told = describe_told(folder, options.privacy)
+    text = page(folder, options.name, options.share, options.policy, told)
     broken = broken_line(folder)
 
     if json:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -146,6 +146,14 @@ def _has_declared_shapes(value: Any, field: Field) -> bool:
     except TypeError:
         return False
     return shapes == field.leaf_shapes()
+
+
+def with_noise_on_counts(messages: Messages) -> Messages:
+    """Return a declaration in which counts may have noise, so that they are not whole numbers."""
+    return {
+        name: replace(field, kind="statistics") if field.kind == "counts" else field
+        for name, field in messages.items()
+    }
 
 
 def num_scalars(kind: str, shape: tuple[int, ...]) -> int:

@@ -145,6 +145,34 @@ def normal(key: Key, shape: tuple[int, ...]) -> Tensor:
     return _draw("normal", key, shape)
 
 
+def noise(key: Key, shape: tuple[int, ...], secret: bytes) -> Tensor:
+    """Return standard normal numbers in torch's default dtype that hide something.
+
+    Args:
+        key: of single tensors.
+        shape: of the result.
+        secret: without which nobody can tell the numbers, see :func:`secret_words`; empty: whoever
+            knows the key can.
+    """
+    if not secret:
+        return normal(key, shape)
+
+    count = math.prod(shape)
+    drawn = _box_muller(secret_words(key, secret, count + count % 2))[:count]
+    return drawn.to(torch.get_default_dtype()).view(shape).to(current())
+
+
+def secret_words(key: Key, secret: bytes, count: int) -> np.ndarray:
+    """Return random words that cannot be told from others without a secret.
+
+    Philox is made for speed, and its key can be found from its numbers. SHAKE-256 (FIPS 202) over a
+    secret of a fixed length and a key is a cryptographic generator.
+    """
+    where = "/".join(map(str, plain(key)))
+    raw = hashlib.shake_256(secret + where.encode()).digest(8 * count)
+    return np.frombuffer(raw, "<u8")
+
+
 def row_words(key: Key, weight: Tensor) -> Tensor:
     """Return a random word for every row (n,): the k-th row of positive weight gets word k.
 

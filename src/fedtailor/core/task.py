@@ -70,6 +70,8 @@ class ExampleBound(NamedTuple):
     """Probability with which an example is in a step, at most."""
     steps: int
     """Steps in a round, at most."""
+    secret: bytes = b""
+    """Of a real site: its draws and its noise follow from it; empty: they follow from the seed."""
 
 
 class Task(NamedTuple):

@@ -35,7 +35,12 @@ from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
 from fedtailor.deployment.wire import refusal_in, whole, wrong
 from fedtailor.encoders.load import load_encoder
-from fedtailor.experiment.assembly import make_algorithm, refuse_impossible_augmentation, resolved
+from fedtailor.experiment.assembly import (
+    make_algorithm,
+    refuse_impossible_augmentation,
+    refuse_private_normalization,
+    resolved,
+)
 from fedtailor.experiment.config import Config
 from fedtailor.models import build_model, default_model
 
@@ -616,6 +621,7 @@ def _plan(
     model_name = config.model.name or default_model(inputs.shape, frozen=frozen)
     build_model(model_name, inputs.shape, inputs.num_classes, config.model.options)
     refuse_impossible_augmentation(algorithm.training, inputs.shape)
+    refuse_private_normalization(config, inputs.kind, is_embedded=inputs.encoder is not None)
     config = resolved(config, algorithm, model_name=model_name)
     new_sites = sum(site.new for site in sites)
     return DeploymentPlan(config, inputs, len(sites), new_sites, uuid.uuid4().hex)

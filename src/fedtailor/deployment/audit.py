@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ personal model is among them: both stay here.
 
 {refused}Beside the messages of the method, this site shares: {share} (`share` in site.toml).{sums}
 
-## What this site answers
+{told}## What this site answers
 
 {policy}
 
@@ -166,8 +166,18 @@ def _read_state(folder: Path) -> _End:
         return _End()
 
 
-def page(folder: Path, name: str, share: tuple[str, ...], policy: SitePolicy) -> str:
-    """Return the page "what has left this site", made from what was in fact sent."""
+def page(
+    folder: Path, name: str, share: tuple[str, ...], policy: SitePolicy, told: Sequence[str]
+) -> str:
+    """Return the page "what has left this site", made from what was in fact sent.
+
+    Args:
+        folder: of the site.
+        name: of the site.
+        share: what it shares beside the messages of the method.
+        policy: what it answers.
+        told: sentences about what noise has let pass of its training examples.
+    """
     times: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     rounds = set()
@@ -186,6 +196,11 @@ def page(folder: Path, name: str, share: tuple[str, ...], policy: SitePolicy) ->
     if reasons:
         refused = f"{len(reasons)} requests were refused, the last one because: {reasons[-1]}\n\n"
 
+    told_of = ""
+    if told:
+        sentences = "\n".join(f"* {sentence}" for sentence in told)
+        told_of = f"## What noise has let pass of its training examples\n\n{sentences}\n\n"
+
     rows = [f"| {what} | {times[what]} | {sizes[what]:,} |" for what in sorted(times)]
     table = "\n".join(["| what | times | bytes |", "|---|---|---|", *rows])
     return _PAGE.format(
@@ -198,6 +213,7 @@ def page(folder: Path, name: str, share: tuple[str, ...], policy: SitePolicy) ->
         sums=_in_sums(share),
         policy="\n".join(f"* {sentence}" for sentence in policy.describe()),
         refused=refused,
+        told=told_of,
         file=AUDIT_FILE,
     )
 

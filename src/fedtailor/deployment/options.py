@@ -181,18 +181,12 @@ def load_federation(path: Path) -> FederationFile:
         hint = 'It is the decision of every site: fallback = "best" in site.toml.'
         raise wrong_value("serve.fallback", "personal", "best", hint, path=path)
 
-    if values.get("privacy", {}).get("unit", "none") != "none":
-        hint = (
-            "Only simulations have it so far: their noise follows from the seed, which the server "
-            "knows, so it would protect nothing here."
-        )
-        raise wrong_value("privacy.unit", "none", values["privacy"]["unit"], hint, path=path)
-
     # Sites compute on the CPU with the reference engine, so that bits are those of a simulation.
     values = {key: value for key, value in values.items() if key != "deploy"}
     values |= {"data": {**data, "path": "each-site"}, "engine": {"name": "reference"}}
     config = make_config(values)
     _check_one_seed(path, config)
+    config.privacy.check_for_sites()
 
     # A server may be stopped at any time, and sites hold the states of few rounds.
     checkpoint = dataclasses.replace(config.checkpoint, every=1)

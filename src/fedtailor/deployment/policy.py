@@ -258,7 +258,7 @@ def leaves_examples_out(algorithm: AnyAlgorithm) -> str:
     It is an empty string if every round uses all of them equally often.
     """
     training = algorithm.training
-    if training.steps:
+    if training.steps and training.batch_size:
         return f"training.steps = {training.steps}"
     if training.drop_last and training.batch_size:
         return "training.drop_last = true"

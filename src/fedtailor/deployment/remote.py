@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import DataError, FedtailorError, describe_error, one_line
-from fedtailor.core.message import Messages, upload_bytes
+from fedtailor.core.message import Messages, upload_bytes, with_noise_on_counts
 from fedtailor.core.reduction import PartialSum, Reduction
 from fedtailor.core.scores import ReportSums, Scores
 from fedtailor.core.upload_checks import Problem, problem_with
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.deployment.masked_sum import MaskedSum
     from fedtailor.deployment.secure_sums import SecureSums
+    from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
 
 Reply = TypeVar("Reply")
 
@@ -86,6 +87,7 @@ class RemoteClients:
         conduct: Conduct,
         sums: SecureSums | None = None,
         rare_classes: tuple[int, ...] = (),
+        own_noise: NoiseElsewhere | None = None,
     ) -> None:
         """Start with sites that have not done anything yet, or with those of a run that is resumed.
 
@@ -98,7 +100,9 @@ class RemoteClients:
             conduct: which sites have sent what cannot be used.
             sums: makes the sums of uploads under masks; None: uploads come as they are.
             rare_classes: of secure sums: classes of too few sites for a mean over them.
+            own_noise: what is known of the noise of the sites; None: there is none.
         """
+        self.own_noise = own_noise
         self.bases = storage("bases")
         self.per_client = storage("per_client")
         self._best_bases = storage("best_bases")
@@ -115,6 +119,8 @@ class RemoteClients:
         self._num_classes = task.num_classes
         self._modules = readable_modules(algorithm)
         self._messages: Messages = algorithm.messages(algorithm.bind(task))
+        if own_noise is not None:
+            self._messages = with_noise_on_counts(self._messages)
         self._task = task
         self._trained: dict[int, Version] = {}
         """The rounds that wait for :meth:`accept`."""

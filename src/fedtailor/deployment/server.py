@@ -74,6 +74,7 @@ from fedtailor.simulation.server import rare_classes
 
 if TYPE_CHECKING:
     from fedtailor.deployment.secure_sums import SecureSums
+    from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
 
 _STORES = ("bases", "per_client", "best_bases", "best_per_client")
 """What the server keeps of each site from round to round."""
@@ -356,6 +357,7 @@ class _ServedRun:
             conduct=self.conduct,
             sums=sums,
             rare_classes=rare_classes(self.roster, self.privacy) if sums is not None else (),
+            own_noise=_own_noise(self.agreement, sums),
         )
 
     def _verdicts(self, schedule: Schedule, round: int) -> dict[str, Any]:
@@ -379,6 +381,33 @@ def _note_members(path: Path, agreement: Agreement) -> None:
         folder = RunFolder(path)
         folder.write_split(_split(agreement))
         folder.write_provenance({**provenance, "sites": sites, "notes": agreement.notes()})
+
+
+def _own_noise(agreement: Agreement, sums: SecureSums | None) -> NoiseElsewhere | None:
+    """Return what is known of the noise of the sites; None: there is none."""
+    plan = agreement.plan
+    if plan.config.privacy.unit == "none":
+        return None
+
+    from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
+
+    training = {
+        number: member
+        for number, member in enumerate(agreement.members)
+        if member.num_train and not plan.is_new(number)
+    }
+    num_train = None
+    if all(member.counts_known for member in training.values()):
+        num_train = {number: member.num_train for number, member in training.items()}
+
+    return NoiseElsewhere(
+        plan.config.privacy,
+        plan.config.schedule,
+        plan.algorithm,
+        num_train,
+        fewest=0 if sums is None else sums.session.fewest,
+        colluding=0 if sums is None else sums.session.colluding,
+    )
 
 
 def _weighs_by_class(plan: DeploymentPlan) -> bool:

@@ -25,6 +25,7 @@ from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
 from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.site_data import read_dataset
+from fedtailor.deployment.site_privacy import describe_told
 from fedtailor.deployment.trust import describe_trust
 
 _FEWEST_DAYS = 30
@@ -59,7 +60,7 @@ def check_site(folder: Path) -> Iterator[Check]:
     steps: dict[str, Callable[[], str]] = {
         "data": lambda: _data(folder, options),
         "key": lambda: _key(folder),
-        "privacy": lambda: describe_trust(folder, options),
+        "privacy": lambda: _privacy(folder, options),
         "certificate": lambda: _certificate(folder),
         "server": lambda: _server(folder, options),
         "log": lambda: _log(folder),
@@ -71,6 +72,11 @@ def check_site(folder: Path) -> Iterator[Check]:
             yield Check(what, True, step())
         except FedtailorError as error:
             yield Check(what, False, error.message)
+
+
+def _privacy(folder: Path, options: SiteOptions) -> str:
+    told = describe_told(folder, options.privacy)
+    return " ".join([describe_trust(folder, options), *told[-1:]])
 
 
 def _data(folder: Path, options: SiteOptions) -> str:

@@ -117,6 +117,16 @@ class SiteMasks:
         )
         self._site = MaskingSite(self._session, client, self._keys, self._journal)
 
+    @property
+    def fewest(self) -> int:
+        """Sites that a sum is over, at least."""
+        return self._session.fewest
+
+    @property
+    def colluding(self) -> int:
+        """Of these, how many may work with the server."""
+        return self._session.colluding
+
     def answer(self, message: Envelope, classes: np.ndarray) -> Answer:
         """Return the answer to a request about sums.
 

@@ -81,14 +81,26 @@ class SiteMemory:
         if self._policy.split_seed != "secret":
             return None
 
+        # 63 bits, as a key holds them.
+        digest = hashlib.blake2b(plan.encode(), key=self._secret(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    def noise_secret(self, release: str) -> bytes:
+        """Return 32 bytes from which the noise of a release follows: always the same ones.
+
+        Args:
+            release: all that what is released follows from, such as its digest.
+        """
+        return hashlib.blake2b(
+            release.encode(), key=self._secret(), digest_size=32, person=b"noise"
+        ).digest()
+
+    def _secret(self) -> bytes:
+        """Return the secret of the site, which is drawn once."""
         if self._record["secret"] is None:
             self._record["secret"] = secrets.token_hex(32)
             self._save()
-
-        # 63 bits, as a key holds them.
-        secret = bytes.fromhex(self._record["secret"])
-        digest = hashlib.blake2b(plan.encode(), key=secret, digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
+        return bytes.fromhex(self._record["secret"])
 
     def keep_division(self, data: DataOptions, parts: Mapping[str, int]) -> None:
         """Remember how the examples are divided, or check that they are divided as before.

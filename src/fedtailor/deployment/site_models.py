@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +105,11 @@ def previous(folder: Path) -> ModelVersion:
 
 
 def write_version(
-    folder: Path, model: ClientModel, plan: DeploymentPlan, data_digest: str
+    folder: Path,
+    model: ClientModel,
+    plan: DeploymentPlan,
+    data_digest: str,
+    card: Mapping[str, Any],
 ) -> ModelVersion:
     """Write a personal model and put it in use; made again in the same round, it is replaced.
 
@@ -114,6 +118,7 @@ def write_version(
         model: of the site.
         plan: of the run that made it.
         data_digest: SHA-256 of the examples of the site.
+        card: what the card of the model says beside what every card says.
 
     Raises:
         RunError: a file cannot be written.
@@ -134,8 +139,8 @@ def write_version(
     result = {"site": model.name, "round": model.round}
 
     def write(path: Path) -> None:
-        card = {"run": plan.run, "lineage": list(plan.lineage)}
-        write_model_folder(path, model, provenance={"site": origin}, result=result, card=card)
+        facts = {"run": plan.run, "lineage": list(plan.lineage), **card}
+        write_model_folder(path, model, provenance={"site": origin}, result=result, card=facts)
 
     return _put(folder, number, write)
 

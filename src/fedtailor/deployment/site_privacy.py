@@ -6,11 +6,16 @@ The values of the site win: what the server plans must be at least as strict.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, check_options, wrong_value
+from fedtailor.data.own.names import counted
+from fedtailor.privacy.claims import round_up
+from fedtailor.privacy.ledger import LEDGER_FILE, Ledger, read_entries
 from fedtailor.privacy.options import Colluding, PrivacyOptions, colluding_of
 
 _PIN = re.compile(r"sha256:[0-9a-f]{64}")
@@ -32,8 +37,10 @@ class SitePrivacy:
     """How many sites may work with the server, at least, without that it learns more than sums.
     third: fewer than a third of the sites that train."""
     most_epsilon: Annotated[float, Range(ge=0)] = 0.0
-    """The most that a plan may tell by ``privacy.epsilon``; plans without differential privacy are
-    refused then. 0: any plan."""
+    """The most that all runs together may tell of a training example, by the ledger of the site,
+    and a plan by its ``privacy.epsilon``; plans without it are refused then. 0: any plan."""
+    most_delta: Annotated[float, Range(ge=1e-10, lt=1)] = 1e-5
+    """The delta for which ``most_epsilon`` is meant; plans with a larger one are refused then."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="privacy")
@@ -95,6 +102,13 @@ class SitePrivacy:
         if not self.most_epsilon:
             return
 
+        if privacy.unit != "none" and privacy.delta > self.most_delta:
+            message = (
+                f"the plan has privacy.delta = {privacy.delta:g}; site.toml allows a delta of "
+                f"{self.most_delta:g} or less."
+            )
+            raise ConfigError(message, key="privacy.delta", allowed=f"{self.most_delta:g}")
+
         is_bounded = privacy.unit != "none" and 0 < privacy.epsilon <= self.most_epsilon
         if not is_bounded:
             planned = "no differential privacy"
@@ -105,6 +119,44 @@ class SitePrivacy:
                 "or less."
             )
             raise ConfigError(message, key="privacy.epsilon", allowed=f"{self.most_epsilon:g}")
+
+
+def describe_told(folder: Path, privacy: SitePrivacy) -> list[str]:
+    """Return in sentences what runs with noise have told of single training examples.
+
+    Args:
+        folder: of the site.
+        privacy: what the site asks of noise.
+
+    Raises:
+        DataError: the ledger is damaged.
+    """
+    # In memory: the site may be writing to the file.
+    ledger = Ledger()
+    ledger.add(*read_entries(folder / LEDGER_FILE))
+    rounds: dict[str, set[int]] = {}
+    for entry in ledger.entries:
+        rounds.setdefault(entry.run, set()).add(entry.round)
+    if not rounds:
+        return []
+
+    sentences = []
+    for run, told in rounds.items():
+        budget = _spell_epsilon(ledger.steps(run=run), privacy.most_delta)
+        sentences.append(f"Run {run}: {counted(len(told), 'round')}, {budget}.")
+
+    limit = f", of {privacy.most_epsilon:g} at most" if privacy.most_epsilon else ""
+    budget = _spell_epsilon(ledger.steps(), privacy.most_delta)
+    return [*sentences, f"All runs together: {budget}{limit}."]
+
+
+def _spell_epsilon(steps: Mapping[tuple[float, float], int], delta: float) -> str:
+    # It imports SciPy, which no other command on a site's folder needs.
+    from fedtailor.privacy.accountant import Release, epsilon_of
+
+    releases = [Release(noise, rate, count) for (noise, rate), count in steps.items()]
+    epsilon = epsilon_of(delta, releases)
+    return f"epsilon {round_up(epsilon)} (delta {delta:g}) per example"
 
 
 def no_roster() -> ConfigError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import ConfigError, DataError, describe_error
 from fedtailor.core.fixed_point import make_fixed_point
-from fedtailor.core.message import Messages, Upload
+from fedtailor.core.message import Messages, Upload, with_noise_on_counts
 from fedtailor.core.scores import Scores
 from fedtailor.core.tree import Tree, leaves
 from fedtailor.deployment.envelope import Envelope
@@ -48,7 +49,9 @@ from fedtailor.simulation.programs import (
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.deployment.site_masks import SiteMasks
+    from fedtailor.deployment.site_releases import SiteReleases
     from fedtailor.deployment.sum_vector import MaskedAnswer
+    from fedtailor.privacy.examples import ExamplePlan
 
 _STATES = "states"
 _DIGEST_FILE = "data.sha256"
@@ -110,6 +113,7 @@ class SiteRun:
         self.modules = readable_modules(plan.algorithm)
         self._folder = folder
         self._options = options
+        self._memory = memory
         self._algorithm = plan.algorithm
         self._key_number = memory.key_number(plan.digest)
 
@@ -134,6 +138,12 @@ class SiteRun:
         )
         common_task = self._algorithm.bind(self._federation.common_task)
         self._messages: Messages = self._algorithm.messages(common_task)
+        if self._has_noise:
+            # Few runs have noise, and others do not import this.
+            from fedtailor.deployment.site_releases import check_noise
+
+            check_noise(plan, self._federation.roster)
+            self._messages = with_noise_on_counts(self._messages)
 
     @cached_property
     def masks(self) -> SiteMasks:
@@ -151,6 +161,29 @@ class SiteRun:
         from fedtailor.deployment.site_masks import SiteMasks
 
         return SiteMasks(self._folder, self._run_states, self._options, self.plan, self.client)
+
+    @cached_property
+    def releases(self) -> SiteReleases | None:
+        """What the site tells of its training examples; None: no noise hides them, or it has none.
+
+        Raises:
+            DataError: the site trusts another roster, or a file is damaged.
+            RunError: a key cannot be read or written.
+        """
+        num_train = len(self.prepared.positions.train)
+        if not self._has_noise or not num_train:
+            return None
+
+        from fedtailor.deployment.site_releases import SiteReleases
+
+        # What the masks let pass decides, not what the plan says of sums.
+        sums = (1, 1)
+        if self.plan.config.privacy.noise_from == "server":
+            fewest = self.masks.fewest
+            sums = (fewest, fewest - self.masks.colluding)
+        return SiteReleases(
+            self._folder, self._memory, self._options, self.plan, self.client, num_train, sums
+        )
 
     def answer_about_sums(self, message: Envelope) -> SiteAnswer:
         """Answer a request about masks."""
@@ -173,16 +206,22 @@ class SiteRun:
         # A sum that would be refused is not worth the work.
         masked = self._masked_answer(work, blobs)
         states: dict[int, Any] = {}
-        clients = self._clients(work.base, blobs, states)
         shared = self._shared(blobs)
-        ((_, reply),) = clients.train(request, shared, [self.client], work.round)
+        clients = self._clients(work.base, blobs, states, self._noise_of(work, blobs))
+
+        # With noise, another attempt sends the same again: anything else would tell more.
+        asked = replace(request, attempt=0) if self._has_noise else request
+        ((_, reply),) = clients.train(asked, shared, [self.client], work.round)
         if isinstance(reply, Failure):
             return self._failed(reply)
 
         problem = reply.problem
+        upload: Upload = reply.upload
+        if problem is None and self.releases is not None:
+            upload = self.releases.hidden(work.round, upload)
         if problem is None and masked is not None:
             num_train = len(self.prepared.positions.train)
-            problem = masked.vector.problem_with(reply.upload, num_train)
+            problem = masked.vector.problem_with(upload, num_train)
         if problem is not None:
             text = f"the site says that its work cannot be used ({problem.kind})"
             if "errors" in self._options.share and problem.text:
@@ -203,14 +242,14 @@ class SiteRun:
         more: dict[str, bytes] = {}
         if masked is not None:
             scores = {"clients": reply.scores} if isinstance(reply.scores, Scores) else {}
-            metrics = reply.metrics if "metrics" in self._options.share else {}
-            more = self._mask(masked, reply.upload, scores, metrics)
+            metrics = reply.metrics if self._shares("metrics") else {}
+            more = self._mask(masked, upload, scores, metrics)
             sizes["upload, scores and metrics under masks"] = len(more["masked"])
         elif not self._has_sums:
-            upload = pack_upload(reply.upload, self._messages)
-            out["upload"] = upload
-            sizes = _sizes("upload", upload["values"])
-            sizes["upload: weights and rows"] = _num_bytes((upload["weights"], upload["rows"]))
+            packed = pack_upload(upload, self._messages)
+            out["upload"] = packed
+            sizes = _sizes("upload", packed["values"])
+            sizes["upload: weights and rows"] = _num_bytes((packed["weights"], packed["rows"]))
 
         if self._shows("metrics"):
             out["metrics"] = reply.metrics
@@ -228,7 +267,15 @@ class SiteRun:
 
     def _shows(self, what: str) -> bool:
         """Return whether the server sees something of this site alone."""
-        return what in self._options.share and self.shows_own
+        return self._shares(what) and self.shows_own
+
+    def _shares(self, what: str) -> bool:
+        """Return whether something may leave, alone or in a sum.
+
+        Training metrics follow from training examples and have no noise, which would be for nothing
+        then.
+        """
+        return what in self._options.share and not (what == "metrics" and self._has_noise)
 
     @property
     def shows_own(self) -> bool:
@@ -238,6 +285,24 @@ class SiteRun:
     @property
     def _has_sums(self) -> bool:
         return self.plan.config.privacy.secure_sums
+
+    @property
+    def _has_noise(self) -> bool:
+        return self.plan.config.privacy.unit != "none"
+
+    def _noise_of(self, work: Work, blobs: Mapping[str, bytes]) -> ExamplePlan | None:
+        """Return what hides examples in the steps of a round, once it is in the ledger.
+
+        Raises:
+            DataError: the state from which the site is to continue is not there.
+            RunError: the round would tell too much, or the ledger cannot be written.
+        """
+        if self.releases is None:
+            return None
+
+        state = "" if work.base is None else self._states.digest(work.base)
+        origin = (state.encode(), blobs["shared"], blobs.get("own", b""))
+        return self.releases.in_training(work.round, *origin)
 
     def _masked_answer(self, work: Work, blobs: Mapping[str, bytes]) -> MaskedAnswer | None:
         """Return how an answer goes into a sum; None if it does not.
@@ -353,7 +418,11 @@ class SiteRun:
         return SiteAnswer({}, sizes, out, more)
 
     def _clients(
-        self, base: Version | None, blobs: Mapping[str, bytes], states: dict[int, Any]
+        self,
+        base: Version | None,
+        blobs: Mapping[str, bytes],
+        states: dict[int, Any],
+        noise: ExamplePlan | None = None,
     ) -> LocalClients:
         """Return the site as a client of a simulation, in the state that the server has named.
 
@@ -361,6 +430,7 @@ class SiteRun:
             base: the version of this state.
             blobs: of the request.
             states: where the client finds its state and leaves the next one.
+            noise: what hides its examples in steps of training.
         """
         per_client = {}
         if base is not None:
@@ -376,6 +446,7 @@ class SiteRun:
             seed=self.plan.config.seeds[0],
             storage=lambda name: values.setdefault(name, {}),
             key_number=self._key_number,
+            plan=noise,
         )
 
     def _shared(self, blobs: Mapping[str, bytes]) -> Any:
@@ -400,6 +471,7 @@ class SiteRun:
             positive=positive,
             temperature=calibration.temperature,
         )
+        is_new = self.plan.is_new(self.client)
         model = ClientModel(
             personal,
             name=self._options.name,
@@ -407,13 +479,18 @@ class SiteRun:
             site=self.prepared.site,
             positions=self.prepared.positions,
             number=self.client,
-            new=self.plan.is_new(self.client),
+            new=is_new,
             round=work.round,
             participated=work.base is not None,
             scores=reply.scores["clients"],
             calibration=calibration._replace(operating_point=point)._asdict(),
         )
-        version = write_version(self._folder, model, self.plan, self.prepared.digest)
+        card = {}
+        if not is_new and self.releases is not None:
+            from fedtailor.privacy.claims import of_card
+
+            card = of_card({"privacy": self.releases.record()})
+        version = write_version(self._folder, model, self.plan, self.prepared.digest, card)
         log.info("model: version %s is in use", version.number)
 
     def _failed(self, failure: Failure) -> SiteAnswer:

@@ -82,18 +82,30 @@ class SiteState:
             if path.name != name:
                 discard(path)
 
+    def digest(self, version: Version) -> str:
+        """Return the start of the SHA-256 of a state.
+
+        Raises:
+            DataError: it is not there.
+        """
+        return self._find(version).digest
+
     def load(self, version: Version) -> Tree:
         """Return a state with the bits that were saved.
 
         Raises:
             DataError: it is not there, or damaged.
         """
+        file = self._find(version)
+        raw = read_file(file.path, limit=_LARGEST, within=self.folder)
+        if hashlib.sha256(raw).hexdigest()[:16] != file.digest:
+            raise damaged(file.path, "its SHA-256 is not the one in its name")
+        return decode(raw, modules=self._modules)
+
+    def _find(self, version: Version) -> _StateFile:
         for file in self._files():
             if file.version == version:
-                raw = read_file(file.path, limit=_LARGEST, within=self.folder)
-                if hashlib.sha256(raw).hexdigest()[:16] != file.digest:
-                    raise damaged(file.path, "its SHA-256 is not the one in its name")
-                return decode(raw, modules=self._modules)
+                return file
 
         rounds = ", ".join(str(version.round) for version in self.versions()) or "none"
         message = (

@@ -19,7 +19,7 @@ from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import BODY, Task, Training
 from fedtailor.data.build import DividedData, build, split_record
-from fedtailor.data.dataset import Dataset
+from fedtailor.data.dataset import Dataset, InputKind
 from fedtailor.data.input_specification import InputSpecification, input_specification
 from fedtailor.data.split import SplitRecord
 from fedtailor.data.tensors import normalization, to_federation
@@ -48,15 +48,18 @@ def refuse_untrainable(config: Config, federation: Federation) -> None:
         )
 
 
-def refuse_private_normalization(config: Config, divided: DividedData) -> None:
+def refuse_private_normalization(config: Config, kind: InputKind, *, is_embedded: bool) -> None:
     """Check that one example does not change the inputs of others, if noise is to hide it.
+
+    Args:
+        config: of the run.
+        kind: of the examples.
+        is_embedded: whether a frozen encoder makes features of them.
 
     Raises:
         ConfigError: it does.
     """
-    dataset = divided.dataset
-    is_embedded = dataset.encoder is not None
-    standardizes = config.data.standardizes(dataset.kind, is_embedded=is_embedded)
+    standardizes = config.data.standardizes(kind, is_embedded=is_embedded)
     if config.privacy.unit == "example" and standardizes:
         hint = (
             "Mean and deviation of all training examples are not protected; data.mean and "
@@ -252,7 +255,8 @@ def assemble(
     normalize = normalization(divided)
     federation = to_federation(divided, Task(model, num_classes, shape), normalize)
     federation = _with_other_models(federation, config.model.others)
-    refuse_private_normalization(config, divided)
+    is_embedded = divided.dataset.encoder is not None
+    refuse_private_normalization(config, divided.dataset.kind, is_embedded=is_embedded)
 
     # What the data and the model cannot do is refused before the first round.
     refuse_untrainable(config, federation)

@@ -22,6 +22,7 @@ from fedtailor.privacy.canaries import AuditedMechanism, Canaries
 from fedtailor.privacy.mechanism import ClientMechanism
 from fedtailor.privacy.plan import rate_of
 from fedtailor.simulation.clients import LocalClients
+from fedtailor.simulation.noisy_sums import Releases
 from fedtailor.simulation.report import Absences
 from fedtailor.simulation.rounds import run_rounds
 from fedtailor.simulation.server import RunServer
@@ -154,7 +155,7 @@ def _audited_server(
             key=rng.new_key(seed, purpose="canaries"),
         )
 
-    assert server.releases is not None, "clients are protected"
+    assert isinstance(server.releases, Releases), "clients are protected"
     plain = server.releases.mechanism
     assert isinstance(plain, ClientMechanism), "clients are protected, not examples"
     mechanism = AuditedMechanism(

@@ -195,6 +195,8 @@ def _across_sites(records: RunRecords) -> dict[str, Any]:
         verdict = LeavingValue("verdict", "end", content, "6 numbers", None, "each")
         record["sent"].append({**verdict._asdict(), "single_sites": True})
 
+    if records.result is not None:
+        record["claims"] = claims.claims_of(records.result)
     return {**record, "sites": sites}
 
 

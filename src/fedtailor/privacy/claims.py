@@ -28,6 +28,20 @@ _WHO_OF_STEPS = {
     "sites": "whoever sees uploads or the global models, the largest of all clients",
 }
 """The same of noise in steps of training."""
+_WHO_AT_SITES = {
+    "server": _WHO_OF_STEPS["server"],
+    "sites": "whoever sees uploads or the global models",
+}
+_NOT_COVERED_AT_SITES = (
+    "scores",
+    "numbers of examples",
+    "names of classes and columns",
+    "medians of columns",
+    "texts of errors",
+    "the sites' own model files (made from their own data)",
+    "options chosen on the same data",
+)
+"""What a real site shows beside what noise hides; it sends no training metrics then."""
 _SEED = "and whoever knows the seed (the noise of a simulation follows from it)"
 
 
@@ -37,7 +51,8 @@ def claim_of(record: Mapping[str, Any]) -> str:
     Args:
         record: ``unit``, ``epsilon`` (None: there is no bound) and ``delta``; of clients also
             ``epsilon_known_cohort``, of examples ``noise_from`` and what is bounded, ``gradients``,
-            ``features`` or both, perhaps ``epsilon_of_sums``; of several runs ``runs``.
+            ``features`` or both, perhaps ``epsilon_of_sums``, and ``at_sites`` if real sites have
+            added noise that is a secret; of several runs ``runs``.
 
     Example:
         >>> record = {"unit": "client", "epsilon": 2.0, "epsilon_known_cohort": 4.0, "delta": 1e-5}
@@ -51,7 +66,10 @@ def claim_of(record: Mapping[str, Any]) -> str:
 
     claim = f"{budget}, for whoever sees the global models"
     not_covered = [*_NOT_COVERED, _SEED]
-    if record["unit"] == "example" and record["bounds"] != "features":
+    if record.get("at_sites"):
+        claim = f"{budget}, for {_WHO_AT_SITES[record['noise_from']].format_map(record)}"
+        not_covered = [*_NOT_COVERED_AT_SITES, _OF_EXAMPLES]
+    elif record["unit"] == "example" and record["bounds"] != "features":
         who = _WHO_OF_STEPS[record["noise_from"]].format_map(record)
         claim = f"{budget}, for {who}"
         not_covered = [*_NOT_COVERED, _OF_EXAMPLES, _SEED]
@@ -74,7 +92,7 @@ def budget_of(record: Mapping[str, Any]) -> str:
         >>> budget_of({"unit": "client", "epsilon": 1.231, "delta": 1e-5})
         'epsilon 1.24 (delta 1e-05) per client'
     """
-    epsilon = _rounded(record["epsilon"])
+    epsilon = round_up(record["epsilon"])
     return f"epsilon {epsilon} (delta {record['delta']:g}) per {record['unit']}"
 
 
@@ -120,15 +138,15 @@ def _others(record: Mapping[str, Any]) -> list[str]:
     others = []
     known = record.get("epsilon_known_cohort", record["epsilon"])
     if known != record["epsilon"]:
-        others.append(f"{_rounded(known)} for whoever also knows who took part in which round")
+        others.append(f"{round_up(known)} for whoever also knows who took part in which round")
 
     if "epsilon_of_sums" in record:
-        of_sums = _rounded(record["epsilon_of_sums"])
+        of_sums = round_up(record["epsilon_of_sums"])
         others.append(f"{of_sums} for whoever sees sums only, if no client gives its noise away")
     return others
 
 
-def _rounded(epsilon: float | None) -> str:
+def round_up(epsilon: float | None) -> str:
     """Return an epsilon with two decimals, never below itself; JSON has null for infinity."""
     if epsilon is None or math.isinf(epsilon):
         return "without a bound"

@@ -16,7 +16,7 @@ Neighbors differ by one example of one client, which is added or removed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,19 +69,22 @@ class SumsMechanism:
         deviation = self.noise * self.sensitivity(fields)
         return {name: deviation * self.radius ** _POWERS[name] / SHARES[name] for name in fields}
 
-    def with_noise(self, sums: Mapping[str, Tensor], key: rng.Key) -> dict[str, Tensor]:
+    def with_noise(
+        self, sums: Mapping[str, Tensor], key: rng.Key, secret: bytes = b""
+    ) -> dict[str, Tensor]:
         """Return sums with noise, float64.
 
         Args:
             sums: ``counts`` (classes,), ``sums`` (classes, d) and, if the method has them,
                 ``squares``: (classes, d), or upper triangles of (d, d).
             key: of the noise.
+            secret: of a real site, from which the noise follows too.
         """
         noisy = {}
         d = sums["sums"].shape[1]
         for name, deviation in self.deviations(sums).items():
             total = sums[name]
-            drawn = rng.normal(key.fold(name), tuple(total.shape)).double()
+            drawn = rng.noise(key.fold(name), tuple(total.shape), secret).double()
             if name == "squares" and total.shape[-1] != d:
                 drawn = drawn * _of_triangle(d, drawn.device)
             noisy[name] = total.double() + deviation * drawn
@@ -101,9 +104,29 @@ class SiteNoise(NamedTuple):
         Another attempt at the round has the same noise: it sends the same numbers again.
         """
         key = rng.new_key(self.seed, round=self.round, client=client, purpose="privacy/site")
-        values: dict[str, Any] = {name: entry.value for name, entry in upload.items()}
-        noisy = self.mechanism.with_noise(values, key)
-        return {name: Sum(noisy[name].to(value.dtype)) for name, value in values.items()}
+        return with_noisy_sums(upload, self.mechanism, key)
+
+
+def of_sums(fields: Iterable[str]) -> list[str]:
+    """Return the names of sums over features among those of fields."""
+    return [name for name in fields if name in SHARES]
+
+
+def with_noisy_sums(
+    upload: Upload, mechanism: SumsMechanism, key: rng.Key, secret: bytes = b""
+) -> Upload:
+    """Return an upload with noise on its sums over features.
+
+    Args:
+        upload: of a client.
+        mechanism: its noise.
+        key: of the noise.
+        secret: of a real site, from which the noise follows too.
+    """
+    sums: dict[str, Any] = {name: upload[name].value for name in of_sums(upload)}
+    noisy = mechanism.with_noise(sums, key, secret)
+    sent = {name: Sum(noisy[name].to(value.dtype)) for name, value in sums.items()}
+    return {**upload, **sent}
 
 
 def _of_triangle(d: int, device: torch.device) -> Tensor:

@@ -50,11 +50,14 @@ class ExamplePlan:
     """How many of them keep their noise to themselves; 1: each client adds all noise."""
     radius: float = 0.0
     """Largest norm of features in the sums that a client sends too; 0: it sends none."""
+    secret: bytes = b""
+    """Of a real site, for a round: its draws and its noise follow from it."""
 
     def bound(self, client: int) -> ExampleBound:
         """Return what a client does in a round."""
         noise, rate, steps = self.releases[client]
-        return ExampleBound(self.privacy.clip, noise / math.sqrt(self.shares), rate, steps)
+        share = noise / math.sqrt(self.shares)
+        return ExampleBound(self.privacy.clip, share, rate, steps, self.secret)
 
     def steps(self, client: int) -> Steps:
         """Return the steps of a client in all rounds; sums over features are one with all."""
@@ -63,6 +66,17 @@ class ExamplePlan:
         if self.radius:
             taken[noise, 1.0] += self.rounds
         return taken
+
+    def keeps_budget(self, client: int, taken: Steps) -> bool:
+        """Return whether some steps of a client tell no more than the budget allows."""
+        privacy = self.privacy
+        if not privacy.epsilon:
+            return True
+
+        # The noise is made for the steps that are planned.
+        if not privacy.noise and taken <= self.steps(client):
+            return True
+        return epsilon_of_steps(privacy.delta, taken) <= privacy.epsilon
 
     def epsilons(self) -> dict[int, float]:
         """Return what all rounds tell of the examples of every client."""
@@ -106,20 +120,25 @@ def plan_examples(
     if privacy.noise_from == "server":
         fewest, shares = shares_of_noise(privacy, schedule, roster)
 
-    training = algorithm.training
+    releases = {
+        client: release_of(privacy, schedule, algorithm, roster.num_train[client])
+        for client in roster.trainable_clients
+    }
     radius = algorithm.feature_bound or 0.0
-    releases = {}
-    for client in roster.trainable_clients:
-        num_train = roster.num_train[client]
-        rate = min(training.batch_size or num_train, num_train) / num_train
-        steps = algorithm.bounded_steps(num_train)
-        times = Counter({rate: steps * schedule.rounds})
-        if radius:
-            times[1.0] += schedule.rounds
-        noise = privacy.noise or _noise(privacy.epsilon, privacy.delta, *sorted(times.items()))
-        releases[client] = Release(noise, rate, steps)
-
     return ExamplePlan(releases, privacy, schedule.rounds, fewest, shares, radius)
+
+
+def release_of(
+    privacy: PrivacyOptions, schedule: Schedule, algorithm: AnyAlgorithm, num_train: int
+) -> Release:
+    """Return what the steps of a round tell of the examples of a client that has some."""
+    rate = min(algorithm.training.batch_size or num_train, num_train) / num_train
+    steps = algorithm.bounded_steps(num_train)
+    times = Counter({rate: steps * schedule.rounds})
+    if algorithm.feature_bound:
+        times[1.0] += schedule.rounds
+    noise = privacy.noise or _noise(privacy.epsilon, privacy.delta, *sorted(times.items()))
+    return Release(noise, rate, steps)
 
 
 def shares_of_noise(privacy: PrivacyOptions, schedule: Schedule, roster: Roster) -> tuple[int, int]:
@@ -143,6 +162,13 @@ def shares_of_noise(privacy: PrivacyOptions, schedule: Schedule, roster: Roster)
             got=drawn,
         )
     return fewest, fewest - colluding
+
+
+def bounds_of(algorithm: AnyAlgorithm) -> str:
+    """Return what of examples a method bounds, in the words of a record."""
+    if not algorithm.bounds_examples:
+        return "features"
+    return "gradients and features" if algorithm.feature_bound else "gradients"
 
 
 def epsilon_of_steps(delta: float, steps: Steps) -> float:

@@ -41,6 +41,8 @@ class LedgerEntry(NamedTuple):
     """Of the sum before noise, or of what leads to it, in hexadecimal."""
     steps: int = 1
     """Of training with this noise and rate."""
+    run: str = ""
+    """Of a site, whose ledger has all of its runs."""
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -72,7 +74,9 @@ class Ledger:
         self._path = path
         self.entries: list[LedgerEntry] = []
         if path is not None and path.exists():
-            self.entries = _read(path)
+            # What a kill has left of a line was never whole.
+            cut_unfinished_line(path)
+            self.entries = read_entries(path)
         self._keys = {entry.key for entry in self.entries}
 
     def add(self, *entries: LedgerEntry) -> None:
@@ -108,6 +112,19 @@ class Ledger:
             for client in entry.cohort:
                 steps[client][entry.noise, entry.rate] += entry.steps
         return dict(steps)
+
+    def steps(self, *more: LedgerEntry, run: str | None = None) -> Counter[tuple[float, float]]:
+        """Return how many steps the releases have, by noise and rate.
+
+        Args:
+            more: releases that would come on top, unless they are known.
+            run: whose releases count; None: those of all runs.
+        """
+        steps: Counter[tuple[float, float]] = Counter()
+        for entry in [*self.entries, *self._new(more)]:
+            if run in (None, entry.run):
+                steps[entry.noise, entry.rate] += entry.steps
+        return steps
 
     def spent(self, delta: float, entry: LedgerEntry | None = None) -> Spent:
         """Return what the releases tell.
@@ -147,9 +164,12 @@ class Ledger:
         return [*self.entries, entry]
 
 
-def _read(path: Path) -> list[LedgerEntry]:
-    """Read a ledger; what a kill left of a line that was never whole is cut off."""
-    cut_unfinished_line(path)
+def read_entries(path: Path) -> list[LedgerEntry]:
+    """Return the releases in a file, to which another process may be writing.
+
+    Raises:
+        DataError: it cannot be read, or is no ledger.
+    """
     entries = []
     for number, record in enumerate(read_lines(path), start=1):
         try:

@@ -76,9 +76,9 @@ class PrivacyOptions:
     """Standard deviation of the noise over ``clip``, or over the largest norm of what an example
     adds to sums; 0: the least that ``epsilon`` allows."""
     noise_from: Literal["server", "sites"] = "server"
-    """Where examples are hidden. server: in the sum over all clients, which has the noise once: the
-    server adds it to sums over features, and in training each client adds a share of it. sites: in
-    what each client sends, so that nobody has to be trusted."""
+    """Where examples are hidden. server: in the sum over all clients, which has the noise once: in
+    training, and at real sites, each client adds a share of it; to sums over features, the server
+    of a simulation adds it. sites: in what each client sends, so that nobody has to be trusted."""
     clip: Annotated[float, Range(gt=0)] = 1.0
     """Largest norm of what a client changes in a round, over all fields, or of the gradient of an
     example. Sums over features have ``algorithm.feature_clip`` in its place."""
@@ -110,6 +110,25 @@ class PrivacyOptions:
         if self.unit != "example" and self.noise_from != "server":
             allowed = "'server' unless privacy.unit = 'example'"
             raise wrong_value("privacy.noise_from", allowed, self.noise_from)
+
+    def check_for_sites(self) -> None:
+        """Check that real sites can make the noise.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        if self.unit == "client":
+            allowed = "'none' or 'example' at real sites"
+            hint = (
+                "To hide whole clients takes hundreds of them, and trust in the server, which "
+                "would add the noise."
+            )
+            raise wrong_value("privacy.unit", allowed, self.unit, hint)
+
+        if self.unit == "example" and self.noise_from == "server" and not self.secure_sums:
+            allowed = "'sites' at real sites without privacy.secure_sums"
+            hint = "The server sees what each of them sends, so each must hide its own examples."
+            raise wrong_value("privacy.noise_from", allowed, self.noise_from, hint)
 
     def check(self, schedule: Schedule, num_trainable: int) -> None:
         """Check the section against the schedule and the clients that can train.

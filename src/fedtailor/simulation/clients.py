@@ -40,6 +40,7 @@ from fedtailor.simulation.quarantine import (
 
 if TYPE_CHECKING:
     from fedtailor.privacy.examples import ExamplePlan
+    from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
 
 Storage = Callable[[str], MutableMapping[int, Any]]
 """Gives a mapping from clients to trees of tensors, for what its argument names: empty, unless a
@@ -103,6 +104,10 @@ class Clients(Protocol):
 
         Empty if they stay elsewhere.
         """
+
+    @property
+    def own_noise(self) -> NoiseElsewhere | None:
+        """What hides examples of clients who add and count noise themselves; None: the run does."""
 
     def train(
         self,
@@ -171,6 +176,8 @@ def in_memory(name: str) -> MutableMapping[int, Any]:
 
 class LocalClients:
     """Clients in this process: an engine runs their programs on the data of a federation."""
+
+    own_noise: NoiseElsewhere | None = None
 
     def __init__(
         self,

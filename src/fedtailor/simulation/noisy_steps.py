@@ -6,15 +6,15 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.devices import to_host
 from fedtailor.core.errors import RunError
-from fedtailor.core.message import Received, Sum, Upload
+from fedtailor.core.message import Received, Upload
 from fedtailor.privacy.accountant import Release
-from fedtailor.privacy.class_statistics import SHARES, SumsMechanism
+from fedtailor.privacy.class_statistics import SumsMechanism, of_sums, with_noisy_sums
 from fedtailor.privacy.examples import ExamplePlan, epsilon_of_steps
 from fedtailor.privacy.ledger import Ledger, LedgerEntry
 from fedtailor.simulation.report import RoundReport
@@ -37,15 +37,7 @@ class NoisySums(NamedTuple):
         key = rng.new_key(
             self.seed, round=self.round, client=client, purpose=f"privacy/sums/{self.attempt}"
         )
-        sums: dict[str, Any] = {name: upload[name].value for name in _of_sums(upload)}
-        noisy = self.mechanisms[client].with_noise(sums, key)
-        sent = {name: Sum(noisy[name].to(value.dtype)) for name, value in sums.items()}
-        return {**upload, **sent}
-
-
-def _of_sums(fields: Iterable[str]) -> list[str]:
-    """Return the names of sums over features among those of fields."""
-    return [name for name in fields if name in SHARES]
+        return with_noisy_sums(upload, self.mechanisms[client], key)
 
 
 class NoisySteps:
@@ -136,7 +128,7 @@ class NoisySteps:
         # Noises of clients add up.
         squares: defaultdict[str, float] = defaultdict(float)
         for mechanism in self._mechanisms(clients).values():
-            for name, deviation in mechanism.deviations(_of_sums(received)).items():
+            for name, deviation in mechanism.deviations(of_sums(received)).items():
                 squares[name] += deviation**2
         noise = {name: math.sqrt(square) for name, square in squares.items()}
         return self._algorithm.repaired(received, noise)
@@ -164,19 +156,11 @@ class NoisySteps:
         Raises:
             RunError: one would.
         """
-        privacy = self.plan.privacy
-        if not privacy.epsilon:
-            return
-
         taken = self._ledger.steps_by_client(*entries)
         for client in {client for entry in entries for client in entry.cohort}:
-            # The noise is made for the steps that are planned.
-            if not privacy.noise and taken[client] <= self.plan.steps(client):
-                continue
-
-            if epsilon_of_steps(privacy.delta, taken[client]) > privacy.epsilon:
+            if not self.plan.keeps_budget(client, taken[client]):
                 raise RunError(
-                    f"privacy.epsilon = {privacy.epsilon:g} is used up after {report.round - 1} "
-                    f"of {self.plan.rounds} rounds.",
+                    f"privacy.epsilon = {self.plan.privacy.epsilon:g} is used up after "
+                    f"{report.round - 1} of {self.plan.rounds} rounds.",
                     key="privacy.epsilon",
                 )

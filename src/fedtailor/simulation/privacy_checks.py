@@ -24,15 +24,17 @@ def check_privacy(
     messages = algorithm.messages(algorithm.bind(roster.common_task))
     privacy.check_fields(type(algorithm).__name__, messages)
     if privacy.unit == "example":
-        _check_examples(algorithm, roster, schedule, privacy)
+        check_examples(algorithm, roster, privacy)
     _check_buffers(algorithm, roster, privacy)
     privacy.check(schedule, len(roster.trainable_clients))
 
 
-def _check_examples(
-    algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule, privacy: PrivacyOptions
-) -> None:
-    """Check that noise can hide single examples in what clients send."""
+def check_examples(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOptions) -> None:
+    """Check that noise can hide single examples in what clients send.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     trains = _bounds_examples(type(algorithm))
     for name, allowed in algorithm.unbounded_options.items():
         allowed += " with privacy.unit = 'example'"

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from fedtailor.core.server_optimizer import ServerOptimizer
     from fedtailor.privacy.examples import ExamplePlan
     from fedtailor.privacy.ledger import Ledger
+    from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
     from fedtailor.simulation.noisy_steps import NoisySteps
     from fedtailor.simulation.noisy_sums import ExampleReleases, Releases
 
@@ -267,8 +268,8 @@ class RunServer:
 
         self.fixed: FixedPoint | None = None
         self.fewest_uploads = schedule.fewest_uploads
-        self.releases: Releases | ExampleReleases | None = None
-        self.steps: NoisySteps | None = None
+        self.releases: Releases | ExampleReleases | NoiseElsewhere | None = None
+        self.steps: NoisySteps | NoiseElsewhere | None = None
         """Steps with noise that clients take; None: there are none."""
         contributed = self.messages
         if privacy.unit != "none":
@@ -301,6 +302,12 @@ class RunServer:
 
     def _hide(self, privacy: PrivacyOptions, ledger: Ledger | None) -> Messages:
         """Find the noise that hides clients or examples; return what clients add to sums."""
+        own_noise = self.clients.own_noise
+        if own_noise is not None:
+            self.steps = own_noise
+            self.releases = own_noise if own_noise.releases_sums else None
+            return self.messages
+
         # Few runs have noise, and others do not import this.
         from fedtailor.simulation.noisy_steps import NoisySteps
         from fedtailor.simulation.noisy_sums import ExampleReleases, Releases

@@ -93,7 +93,7 @@ def train_private(
     assert bound is not None, "train_private needs a bound"
     weight, *limits = to_host((data.weight, *limits), PLAN)
     amount = phase.amount._replace(epochs=int(limits[0]), steps=int(limits[1]))
-    order = rng.plain(key.fold("draws"))
+    order = _key_of_draws(key, bound.secret)
     planned = draw_batches(weight, order, training, amount, moving(training, data.x, key))
     batches = Batches(data, planned)
 
@@ -116,6 +116,16 @@ def train_private(
     return [*buffers.result(), torch.tensor(len(planned.batches)), mean_loss]
 
 
+def _key_of_draws(key: Key, secret: bytes) -> tuple[int, int, int, int, int]:
+    """Return the key that says which examples are in which step."""
+    key = key.fold("draws")
+    if not secret:
+        return rng.plain(key)
+
+    seed, round, client, step, purpose = map(int, rng.secret_words(key, secret, 5))
+    return seed, round, client, step, purpose
+
+
 def _refuse_unbounded(phase: Phase) -> None:
     """Refuse a phase in which examples have a part beside their own gradients."""
     if phase.step is not None or phase.amount.per_step > 1:
@@ -133,6 +143,7 @@ class _PrivateSteps:
         self.phase = phase
         self.clip = bound.clip
         self.deviation = bound.noise * bound.clip
+        self.secret = bound.secret
         self.buffers = buffers
         self.key = key
         numbers = sum(leaf.numel() for leaf in buffers.params)
@@ -205,6 +216,7 @@ class _PrivateSteps:
         key = self.key.fold("example noise").at(torch.tensor(step, device="cpu"))
         noisy = []
         for number, total in enumerate(totals):
-            noise = rng.normal(key.fold(number), tuple(total.shape)).to(total.dtype)
+            drawn = rng.noise(key.fold(number), tuple(total.shape), self.secret)
+            noise = drawn.to(total.dtype)
             noisy.append(total.add(to_device(noise, total.device), alpha=self.deviation))
         return noisy
