@@ -70,6 +70,10 @@ class Once:
         """Return it."""
         return dict.fromkeys(requests, self.answer)
 
+    def away(self):
+        """Return no site."""
+        return {}
+
 
 class Tolerant:
     """Notes nothing of what sites do."""

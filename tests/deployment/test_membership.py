@@ -21,6 +21,7 @@ from fedtailor.deployment.membership import (
 )
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import DeployedSite
+from fedtailor.experiment.folder import RunFolder
 from sites import (
     VALUES,
     FunctionTransport,
@@ -195,6 +196,29 @@ def test_nobody_waits_for_a_silent_site_that_is_paused_or_removed(tmp_path, comm
     assert [(event["round"], event["client"]) for event in absent] == [(2, 2), (2, 2)]
     assert "it was" in absent[0]["reason"]
     assert not (world.path / "sites" / "office" / "model").exists()
+
+
+@pytest.mark.parametrize("step", ["write_split", "write_provenance"])
+def test_a_server_that_is_killed_while_a_site_joins(tmp_path, monkeypatch, step):
+    world = world_of(tmp_path, "scaffold", LATE)
+    write = getattr(RunFolder, step)
+    calls = []
+
+    def killed_once(folder, value):
+        calls.append(value)
+        if len(calls) == 3:
+            raise Killed
+        write(folder, value)
+
+    # Once for the folder, once for the first round.
+    monkeypatch.setattr(RunFolder, step, killed_once)
+    if step == "write_split":
+        calls.append(None)
+    serve(world, [(2, "add", "zoo", "")])
+    assert len(calls) > 3
+    run = assert_same_as_simulation(world, check_states=True)
+    assert read_history(run.path) == ("3 join zoo",)
+    assert run.client_names == [*NAMES, "zoo"]
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from federations import SIZES, make_federation, perceptron
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.algorithms.feddyn import FedDyn
 from fedtailor.algorithms.fedfomo import FedFomo
 from fedtailor.algorithms.fedrep import FedRep
@@ -98,6 +99,21 @@ def test_a_run_that_is_resumed_has_the_same_bits(algorithm, stop):
     assert_same_bits(last.state.server, whole[-1].state.server)
     assert_same_bits(dict(clients.states), dict(whole_clients.states))
     assert last.events == whole[-1].events
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "fedpac" else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(ALGORITHMS)
+    ],
+)
+def test_every_method_takes_in_clients(name):
+    algorithm = load_algorithm(name)(training=TRAINING)
+    _, reports = run(algorithm)
+    events = [event["kind"] for report in reports for event in report.events]
+    assert sorted(set(events) - {"skipped"}) == ["joined", "left", "paused", "resumed"]
+    assert LAST in reports[2].trained and LAST not in reports[1].trained
 
 
 def mean_over(clients, part, count):
