@@ -12,6 +12,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.deployment import membership
 from fedtailor.deployment.federation_folder import FederationFolder, Registered
 from fedtailor.deployment.membership import (
+    joins_run,
     names_of,
     pause_site,
     read_history,
@@ -267,6 +268,32 @@ def test_sites_that_join_take_part_from_the_next_round_on(tmp_path, name):
     assert run.result["sites"]["zoo"]["num_train"] > 0
     joined = [event for event in run.events if event["kind"] == "joined"]
     assert [(event["round"], event["client"]) for event in joined] == [(3, 4), (4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("values", "new"),
+    [
+        ({}, ("office",)),
+        ({"data": {"val_fraction": 0.2}, "evaluation": {"select": "best", "every": 1}}, ()),
+    ],
+)
+def test_runs_that_take_in_nobody(tmp_path, values, new):
+    evaluation = {"every": 1, "personalized_every": 1, **values.get("evaluation", {})}
+    values = {**VALUES, **values, "evaluation": evaluation}
+    world = World(tmp_path, names=NAMES, new=new, values=values)
+    world.write(lambda folder, site: write_arrays(folder, *DATA[site]))
+    joins = []
+
+    def act(round):
+        if round == 1:
+            do(operator.folder, "add", "zoo")
+            joins.append(joins_run(FederationFolder(operator.folder), "zoo"))
+        return False
+
+    operator = Operator(world)
+    operator.work = act
+    operator.serve()
+    assert joins == [False] and "zoo" not in operator.asked
 
 
 def test_a_site_that_cannot_join_costs_the_others_nothing(tmp_path):

@@ -71,9 +71,10 @@ class DeploymentPlan:
     @property
     def admits(self) -> bool:
         """Whether sites can join while the run is under way; they get the next numbers."""
-        # New sites have the last numbers; a roster of secure sums is fixed; an earlier round to
-        # which a run goes back has no state of those who joined.
-        is_fixed = self.new_sites > 0 or self.config.privacy.secure_sums
+        # New sites have the last numbers; a roster of secure sums is fixed, and noise counts on all
+        # rounds; an earlier round to which a run goes back has no state of those who joined.
+        privacy = self.config.privacy
+        is_fixed = self.new_sites > 0 or privacy.secure_sums or privacy.unit != "none"
         goes_back = self.config.schedule.select == "best"
         return not is_fixed and not goes_back and self.algorithm.admits
 
