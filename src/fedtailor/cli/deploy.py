@@ -321,8 +321,9 @@ def serve(
 ) -> None:
     """Train across the registered sites.
 
-    After Ctrl-C, the same command continues where it stopped. The page FOLDER/status.html shows
-    rounds, sites and messages while it runs.
+    After Ctrl-C, the same command continues where it stopped.
+
+    While it runs, the page FOLDER/status.html shows rounds, sites and messages.
     """
     import shlex
 
