@@ -42,7 +42,7 @@ test-faults-full: $(VENV)/.installed-test
 # the environment with Flower, for a server or a site
 flower: $(FLOWER)/.installed
 
-# three sites and a server as real processes on this machine, over TLS: rounds of training, the same
+# four sites and a server as real processes on this machine, over TLS: rounds of training, the same
 # with secure sums, then two exchanges on features of a frozen encoder
 demo-sites: $(FLOWER)/.installed
 	$(FLOWER)/bin/fedtailor deploy demo --secure

@@ -522,11 +522,14 @@ def test_the_demonstration_prints_the_time_with_and_without_secure_sums(tmp_path
         "rounds": 1,
         "exchanges": 0,
         "sites": {},
+        "uses": {"clinic": "fedavg", "registry": "random_forest"},
         "metrics": {},
         "same_as_simulation": True,
         "times": times,
     }
     show_sites_demo(tmp_path, result)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    output = capsys.readouterr()
+    lines = [line.split() for line in output.out.splitlines()]
     assert ["round", "1", "6.3", "11.6"] in lines
     assert ["in", "all", "20.0", "44.0"] in lines
+    assert "registry keeps what it would use alone (random forest)" in output.err

@@ -274,7 +274,9 @@ def demo(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Start a server and three sites on this machine, and train on digits.
+    """Start a server and four sites on this machine, and train on digits: is it worth it?
+
+    The labels of the fourth site are shuffled.
 
     It takes about two minutes, and three with --secure.
     """

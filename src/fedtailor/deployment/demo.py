@@ -1,4 +1,7 @@
-"""The demonstration of sites: a server and three sites on this machine, which divide digits."""
+"""The demonstration of sites: a server and four sites on this machine, which divide digits.
+
+At the last site, every label is that of another example, as after an error in its tables.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,19 @@ from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
+from fedtailor.serving.run import load
 
-SITES = ("clinic", "hospital", "practice")
+SITES = ("clinic", "hospital", "practice", "registry")
+_MIXED_UP = "registry"
+"""The site whose labels are shuffled."""
 _SERVER = "server"
-_PARTITION = "dirichlet(alpha=0.5, min_size=100)"
+_PARTITION = "dirichlet(alpha=1.0, min_size=100)"
+_TEST_SHARE = 0.88
+"""So few examples to train on that a federation can help, and enough to tell whether it does."""
 _TRAINED: dict[str, Any] = {
     "algorithm": {"name": "pfedfda"},
     "model": {"name": "mlp"},
-    "training": {"epochs": 2},
+    "training": {"epochs": 20, "lr": 0.1},
 }
 """Without an encoder, a network is trained in rounds."""
 _ON_FEATURES: dict[str, Any] = {"algorithm": {"name": "one_shot_fda"}, "model": {"name": "linear"}}
@@ -54,7 +62,7 @@ def run_demo(
     secure: bool = False,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Start a server and three sites, train, stop them, and compare with a simulation.
+    """Start a server and four sites, train, stop them, and compare with a simulation.
 
     Args:
         folder: to write; every site has its own folder in it, as it would on its own machine.
@@ -64,8 +72,9 @@ def run_demo(
         say: is told what happens.
 
     Returns:
-        The result of the run, with ``exchanges``, their number if the method has no rounds, and
-        ``same_as_simulation``: whether all sites have the models of a simulation, bit for bit.
+        The result of the run, with ``exchanges``, their number if the method has no rounds,
+        ``uses``, which model each site uses, and ``same_as_simulation``: whether all sites have the
+        personal models of a simulation, bit for bit.
         With secure sums also ``times``: see :func:`times_of`, ``without`` and ``with`` them.
 
     Raises:
@@ -109,9 +118,16 @@ def run_demo(
     result = read_object(runs[-1] / "result.json", within=runs[-1])
     result["exchanges"] = load_algorithm(result["algorithm"]).exchanges
     result["same_as_simulation"] = has_bits_of_simulation(folder)
+    result["uses"] = {name: model_of(folder / name) for name in SITES}
     if secure:
         result["times"] = {"without": times_of(runs[0]), "with": times_of(runs[1])}
     return result
+
+
+def model_of(site: Path) -> str:
+    """Return the name of the model that a site uses: of the method, or one that it has alone."""
+    card = load(site / "model").model(0).card
+    return str(card["algorithm"])
 
 
 def times_of(run: Path) -> dict[str, Any]:
@@ -134,7 +150,7 @@ def prepare(folder: Path, *, rounds: int, encoder: str = "", port: int) -> Path:
     values = {
         "seed": 0,
         **(_ON_FEATURES if encoder else _TRAINED),
-        "data": {"encoder": encoder},
+        "data": {"encoder": encoder, "test_share": _TEST_SHARE},
         "federation": {"rounds": rounds},
         "deploy": {"host": "localhost", "port": port, "deadline": 120},
     }
@@ -144,10 +160,15 @@ def prepare(folder: Path, *, rounds: int, encoder: str = "", port: int) -> Path:
         site = folder / name
         made = init_site(site, name, "data", f"localhost:{port}")
 
-        # A simulation of the demonstration divides the examples in the same way.
+        # The server may know what the site has found of its model, which it uses only where it is
+        # clearly better.
         text = (site / SITE_FILE).read_text(encoding="utf-8")
+        share = 'share = ["scores", "metrics"'
+        text = text.replace(f"{share}]", f'fallback = "best"\n{share}, "verdict"]')
         if encoder:
             text = text.replace("encoders = []", tomli_w.dumps({"encoders": [encoder]}).strip())
+
+        # A simulation of the demonstration divides the examples in the same way.
         write_whole(site / SITE_FILE, f"{text}split_seed = {DataOptions().seed}\n")
         add_site(server_folder, name, made.public_key, new=False)
         shutil.copy(server / KEYS / CERTIFICATE, site / CERTIFICATE)
@@ -251,6 +272,9 @@ def divide_digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
         # Sites have pictures, as files hold them: whole numbers up to 255.
         images = np.round(dataset.x[examples] * (255.0 / dataset.white)).astype(np.uint8)
-        parts[name] = (images, dataset.y[examples])
+        labels = dataset.y[examples]
+        if name == _MIXED_UP:
+            labels = np.random.default_rng(0).permutation(labels)
+        parts[name] = (images, labels)
 
     return parts

@@ -148,7 +148,7 @@ def show_finished(folder: Path, result: Mapping[str, Any]) -> None:
     show_means(result)
     shared = result.get("shared_verdicts")
     if shared:
-        _show_verdicts(shared, len(result["sites"] or shared["sites"]))
+        show_shared_verdicts(shared, len(result["sites"] or shared["sites"]))
 
     say(f"The run is in {shlex.quote(str(result['run']))}. Every site keeps its own model.")
     say(f"Another run: fedtailor serve {shlex.quote(str(folder))} --new")
@@ -163,7 +163,7 @@ def show_means(result: Mapping[str, Any]) -> None:
             say(f"{point}: accuracy {accuracy} %, the mean over {sites}, of which a sum is known")
 
 
-def _show_verdicts(shared: Mapping[str, Any], count: int) -> None:
+def show_shared_verdicts(shared: Mapping[str, Any], count: int) -> None:
     """Print the verdicts of the sites that share theirs, out of ``count``."""
     from fedtailor.report.worth_it import with_interval
 

@@ -13,7 +13,7 @@ import typer
 
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.results import show_verdicts
-from fedtailor.cli.show.serve import show_means
+from fedtailor.cli.show.serve import show_means, show_shared_verdicts
 from fedtailor.core.atomic import to_json
 from fedtailor.deployment.init import CERTIFICATE, NewSite
 from fedtailor.deployment.keys import PublicKey
@@ -113,11 +113,14 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
     columns = ["site", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
     unit = "exchanges" if result["exchanges"] else "rounds"
     if rows:
-        table(f"Three sites, {result['algorithm']}, {result['rounds']} {unit}", columns, rows)
+        table(f"Four sites, {result['algorithm']}, {result['rounds']} {unit}", columns, rows)
+    if result.get("shared_verdicts"):
+        show_shared_verdicts(result["shared_verdicts"], len(result["uses"]))
+    _show_uses(result)
     if "times" in result:
         _show_times(result["times"])
     if result["same_as_simulation"]:
-        say("All three models have the bits of a simulation with the same data.")
+        say("All personal models have the bits of a simulation with the same data.")
     else:
         say("A simulation with the same data gives other models.", style="bold red")
 
@@ -126,6 +129,18 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
     model = folder / first / "model"
     say(f"Every site keeps its own model: {shlex.quote(str(model))} is that of {first}.")
     say(f"What has left {first}: fedtailor site leaves {shlex.quote(str(folder / first))}")
+
+
+def _show_uses(result: Mapping[str, Any]) -> None:
+    """Print which sites use their personalized model, and which keep what they have alone."""
+    personalized = [name for name, model in result["uses"].items() if model == result["algorithm"]]
+    if personalized:
+        say(f"The personalized model is used at {', '.join(personalized)}.")
+
+    for name, model in result["uses"].items():
+        if name not in personalized:
+            own = model.replace("_", " ")
+            say(f"{name} keeps what it would use alone ({own}).")
 
 
 def _show_times(times: Mapping[str, Any]) -> None:
