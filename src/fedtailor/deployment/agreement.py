@@ -166,7 +166,8 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
     # The mean can depend on the examples of all sites, as in a simulation.
     if standardizes:
         inputs = _standardized(inputs, [counts[client].get("moments") for client in training])
-    return _agreement(dataclasses.replace(plan, inputs=inputs), sites, descriptions, counts)
+    plan = dataclasses.replace(plan, inputs=inputs)
+    return _agreement(plan, config, sites, descriptions, counts)
 
 
 def agree_to_continue(
@@ -205,7 +206,7 @@ def agree_to_continue(
 
     descriptions = questions.ask("describe", _about_data(plan), check=check)
     counts = questions.ask("begin", {"moments": False}, plan=plan)
-    return _agreement(plan, sites, descriptions, counts)
+    return _agreement(plan, config, sites, descriptions, counts)
 
 
 def _about_data(plan: DeploymentPlan) -> dict[str, Any]:
@@ -218,11 +219,19 @@ def _about_data(plan: DeploymentPlan) -> dict[str, Any]:
 
 def _agreement(
     plan: DeploymentPlan,
+    config: Config,
     sites: Sequence[Registered],
     descriptions: Sequence[Mapping[str, Any]],
     counts: Sequence[Mapping[str, Any]],
 ) -> Agreement:
     """Return what was agreed on, from the answers of all sites to both questions.
+
+    Args:
+        plan: made before the sites have said how many examples they have.
+        config: of the run, in which ``auto`` may still stand.
+        sites: by number.
+        descriptions: what their data are like.
+        counts: how many examples they have.
 
     Raises:
         ConfigError: validation examples are to decide, and no site has one.
@@ -237,7 +246,7 @@ def _agreement(
     # When models are evaluated can depend on the numbers of examples.
     roster = Agreement(plan, members).roster()
     name = plan.config.model.name
-    config = resolved(plan.config, plan.algorithm, model_name=name, roster=roster)
+    config = resolved(config, plan.algorithm, model_name=name, roster=roster)
     agreement = Agreement(dataclasses.replace(plan, config=config), members)
     _check_agreement(agreement)
     return agreement
