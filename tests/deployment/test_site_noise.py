@@ -613,6 +613,11 @@ def test_server_card_and_page_say_what_was_told(tmp_path, capsys):
     assert "2 rounds, epsilon 4.00 (delta 1e-05) per example." in text
     assert "* All runs together: epsilon 4.00 (delta 1e-05) per example." in text
 
+    assert main(["site", "status", str(clinic), "--out", str(tmp_path / "page.html")]) == 0
+    total = "All runs together: epsilon 4.00 (delta 1e-05) per example."
+    assert f"What noise has let pass: {total}" in " ".join(capsys.readouterr().err.split())
+    assert total in (tmp_path / "page.html").read_text()
+
 
 @pytest.mark.parametrize("privacy", [AT_SITES, {**AT_SITES, "secure_sums": True}])
 def test_training_metrics_have_no_noise_and_stay(tmp_path, privacy):

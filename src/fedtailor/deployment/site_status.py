@@ -11,6 +11,7 @@ from fedtailor.deployment.audit import AUDIT_FILE
 from fedtailor.deployment.options import load_site
 from fedtailor.deployment.site_curve import read_curves
 from fedtailor.deployment.site_models import describe_version, versions
+from fedtailor.deployment.site_privacy import describe_told
 from fedtailor.deployment.status import thinned
 from fedtailor.deployment.supervise import is_supervised, latest_sentences
 from fedtailor.experiment.site_rows import OWN
@@ -51,6 +52,7 @@ def read_site_status(folder: Path) -> dict[str, Any]:
         "run": run,
         "curves": {point: thinned(curve) for point, curve in points.items()},
         "own": _own_model(folder),
+        "told": describe_told(folder, options.privacy),
     }
 
 

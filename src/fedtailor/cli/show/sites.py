@@ -223,6 +223,8 @@ def show_site_status(folder: Path, record: Mapping[str, Any]) -> None:
     table("The latest answers", columns, rows, left=3)
     if record["curves"]:
         _show_curves(record)
+    for sentence in record["told"][-1:]:
+        say(f"What noise has let pass: {sentence}")
     say(f"All that was sent: fedtailor site leaves {shlex.quote(str(folder))}")
 
 

@@ -211,6 +211,7 @@ def site_page(record: Mapping[str, Any]) -> str:
     sections = [
         Section(name="curve", title="Accuracy", figures=figures),
         Section(name="sent", title="What was sent", tables=_sent_tables(record)),
+        Section(name="told", title="What noise has let pass", notes=record["told"]),
     ]
     title = f"{record['site']}: what was sent, and how well its models do"
     return render_page(title, [section for section in sections if not section.is_empty])
