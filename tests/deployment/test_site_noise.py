@@ -357,7 +357,7 @@ def test_the_limit_of_a_site_holds_over_all_runs(tmp_path):
     )
     sentences = describe_told(world.path / "sites" / "clinic", SitePrivacy(most_epsilon=5.0))
     assert len(sentences) == 3
-    assert sentences[-1].startswith("All runs together: epsilon 4.")
+    assert sentences[-1].startswith("All runs with noise together: epsilon 4.")
     assert sentences[-1].endswith("(delta 1e-05) per example, of 5 at most.")
 
 
@@ -611,10 +611,10 @@ def test_server_card_and_page_say_what_was_told(tmp_path, capsys):
     assert main(["site", "leaves", str(clinic)]) == 0
     text = capsys.readouterr().out
     assert "2 rounds, epsilon 4.00 (delta 1e-05) per example." in text
-    assert "* All runs together: epsilon 4.00 (delta 1e-05) per example." in text
+    assert "* All runs with noise together: epsilon 4.00 (delta 1e-05) per example." in text
 
     assert main(["site", "status", str(clinic), "--out", str(tmp_path / "page.html")]) == 0
-    total = "All runs together: epsilon 4.00 (delta 1e-05) per example."
+    total = "All runs with noise together: epsilon 4.00 (delta 1e-05) per example."
     assert f"What noise has let pass: {total}" in " ".join(capsys.readouterr().err.split())
     assert total in (tmp_path / "page.html").read_text()
 

@@ -147,7 +147,7 @@ def describe_told(folder: Path, privacy: SitePrivacy) -> list[str]:
 
     limit = f", of {privacy.most_epsilon:g} at most" if privacy.most_epsilon else ""
     budget = _spell_epsilon(ledger.steps(), privacy.most_delta)
-    return [*sentences, f"All runs together: {budget}{limit}."]
+    return [*sentences, f"All runs with noise together: {budget}{limit}."]
 
 
 def _spell_epsilon(steps: Mapping[tuple[float, float], int], delta: float) -> str:

@@ -45,13 +45,17 @@ def show_result(result: Mapping[str, Any]) -> None:
 
     models = "predictions" if "folds" in result else "a model for every client"
     say(f"Scores and {models} are in {result['run']}")
+    show_claims(result)
+    warn([result])
+
+
+def show_claims(result: Mapping[str, Any]) -> None:
+    """Print what noise promises, if there is any."""
     if "privacy" in result:
         from fedtailor.privacy.claims import claims_of
 
         for claim in claims_of(result):
             say(claim)
-
-    warn([result])
 
 
 def show_verdicts(records: Mapping[str, Mapping[str, Any]], shown: str) -> None:

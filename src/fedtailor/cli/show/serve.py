@@ -10,6 +10,7 @@ from typing import Any
 
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.progress import make_progress
+from fedtailor.cli.show.results import show_claims
 from fedtailor.data.own.names import counted
 from fedtailor.experiment.worth_it import sentence
 
@@ -150,6 +151,7 @@ def show_finished(folder: Path, result: Mapping[str, Any]) -> None:
     if shared:
         show_shared_verdicts(shared, len(result["sites"] or shared["sites"]))
 
+    show_claims(result)
     say(f"The run is in {shlex.quote(str(result['run']))}. Every site keeps its own model.")
     say(f"Another run: fedtailor serve {shlex.quote(str(folder))} --new")
 
