@@ -62,22 +62,25 @@ def command(deployment, *words):
 def prepare(deployment):
     """Register exactly those with whom a run begins; return the number of the next run."""
     registered = {site.name: site for site in FederationFolder(deployment.server).sites()}
-    for name in NAMES:
-        if name not in registered:
-            renew(deployment, name)
-            assert command(deployment, "add", name)
-        elif registered[name].paused:
-            assert command(deployment, "resume", name)
     for name in LATE:
         if name in registered:
             assert command(deployment, "remove", name)
+
+    register = json.loads((deployment.server / "sites.json").read_text())
+    for name in {site["name"] for site in register.get("removed", ())}:
+        if name in LATE or name not in registered:
             renew(deployment, name)
+
+    for name in NAMES:
+        if name not in registered:
+            assert command(deployment, "add", name)
+        elif registered[name].paused:
+            assert command(deployment, "resume", name)
     return len(list(deployment.server.glob("runs/*"))) + 1
 
 
 def renew(deployment, name):
     """Have a site that was removed make a new key: no key is used twice."""
-    assert not command(deployment, "add", name)
     deployment.sites[name].stop()
     for path in deployment.folder(name).glob("site.key*"):
         path.unlink()
