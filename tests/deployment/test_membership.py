@@ -30,6 +30,7 @@ from sites import (
     assert_same_as_simulation,
     divide_digits,
     write_arrays,
+    write_table,
 )
 
 NAMES = ("clinic", "hospital", "office", "practice")
@@ -268,6 +269,15 @@ def test_sites_that_join_take_part_from_the_next_round_on(tmp_path, name):
     assert run.result["sites"]["zoo"]["num_train"] > 0
     joined = [event for event in run.events if event["kind"] == "joined"]
     assert [(event["round"], event["client"]) for event in joined] == [(3, 4), (4, 5)]
+
+
+def test_a_site_with_a_table_joins_by_the_columns_that_were_agreed_on(tmp_path):
+    values = {**VALUES, "federation": {"rounds": 3}, "model": {"name": "linear"}}
+    world = World(tmp_path, names=(*NAMES, "annex"), values=values).write(write_table)
+    FederationFolder(world.path / "server").remove("annex")
+    serve(world, [(1, "add", "annex", "")])
+    run = assert_same_as_simulation(world, check_states=True)
+    assert read_history(run.path) == ("2 join annex",)
 
 
 @pytest.mark.parametrize(
