@@ -91,6 +91,22 @@ def test_it_does_not_wait_for_a_site_that_was_stopped(away, needed, seconds):
         assert answers[1] == SiteFailure("unavailable", "it was stopped")
 
 
+@pytest.mark.parametrize("needed", [1, 3])
+def test_nobody_waits_for_a_site_that_is_paused_meanwhile(needed):
+    transport = Planned({0: 3, 1: None, 2: 5})
+    waiting = []
+    exchange = Exchange(
+        transport,
+        DeployOptions(deadline=90),
+        clock=transport.clock,
+        notify=lambda attendance: waiting.append(set(attendance.waiting)),
+        away=lambda: {1: "it was paused"} if transport.now >= 4 else {},
+    )
+    answers = exchange.ask(dict.fromkeys(transport.times, REQUEST), needed=needed)
+    assert transport.now == 5 and answers[1].text == "it was paused"
+    assert waiting[0] == {0, 1, 2} and {2} in waiting and waiting[-1] == set()
+
+
 def test_after_the_quorum_the_others_are_given_the_grace():
     answers, seconds, _ = ask(
         Planned({0: 3, 1: 5, 2: 40, 3: 12}), deadline=90, quorum=0.5, grace=10

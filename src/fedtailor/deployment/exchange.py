@@ -136,6 +136,9 @@ class Exchange:
             now = self._clock()
             silent = [client for client in requests if client not in answers]
             away = {client: why for client, why in self.away().items() if client in silent}
+            for client in away:
+                self.attendance.waiting.pop(client, None)
+
             stopped = {**dict.fromkeys(self._stopped(silent), "it was stopped"), **away}
             if len(answers) >= quorum:  # time runs on, so the first end is the one that counts
                 end = min(end, now + self._options.grace)
