@@ -1,18 +1,22 @@
-"""Alarms without labels, and adaptation, on digits divided by classes.
+"""Alarms without labels, and adaptation, on digits and on pictures, divided by classes.
 
-    python -m benchmarks.watch [--only TEXT ...]    # what has no record
+    python -m benchmarks.watch [--data-dir DIR] [--only TEXT ...]    # what has no record
     python -m benchmarks.watch --table
 
-The 1,797 digits of scikit-learn at five sites (Dirichlet 0.5 by class), an MLP, ten rounds; three
-seeds with divisions of their own. Held-out examples of a site are its validation and test examples.
-Changed inputs come from the held-out examples of the other sites: classes look alike at all.
-Every run adds a line to ``results/watch.jsonl``:
+* digits: the 1,797 of scikit-learn at five sites, an MLP, ten rounds. What changes: noise.
+* cifar10_s: 4,000 pictures of CIFAR-10 at ten sites, as features of EfficientNet-Lite0 (see
+  ``benchmarks.efficientnet``), pFedFDA with its preset ``frozen``, FedAvg-FT with a linear model,
+  ten rounds. What changes: the severity of one of the ten corruptions of CIFAR10-S at each site.
+
+Classes are divided by Dirichlet(0.5); three seeds with divisions of their own. Held-out examples
+of a site are its validation and test examples. Changed inputs come from the held-out examples of
+the other sites: classes look alike at all. Every run adds a line to ``results/watch.jsonl``:
 
 * how often each alarm rings on ordinary inputs: random parts of a client's held-out examples;
-* after how many inputs an alarm rings (of 20, 40, 80), as noise or a share of two classes
+* after how many inputs an alarm rings (of 20, 40, 80), as the change or a share of two classes
   grows, beside a Kolmogorov-Smirnov test on every feature, with Bonferroni's correction;
-* accuracy under another class mix, and under noise, before and after ``adapt`` with 0, 10 and 50
-  labels, on other inputs of the same kind.
+* accuracy under another class mix, and under the change, before and after ``adapt`` with 0, 10 and
+  50 labels, on other inputs of the same kind.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,51 +38,95 @@ SEEDS = range(3)
 METHODS = ("pfedfda", "fedavg_ft")
 ALARMS = ("unusual", "surprise", "class_mix")
 SIZES = (20, 40, 80)
-NOISE = (30.0, 60.0, 90.0)
+LEVELS = {"digits": (30.0, 60.0, 90.0), "cifar10_s": (1.0, 3.0, 5.0)}
+"""By data: standard deviation of noise on pixels, of which white is 255; severity."""
 SHARES = (0.5, 0.7, 0.9)
 HELD_OUT = 60
 NUM_ORDINARY = 40
 DIVISIONS = 20
 """Random divisions of the held-out examples of every site."""
-_SITES = 5
+_SITES = {"digits": 5, "cifar10_s": 10}
+_PICTURES = 4_000
+_CHANGED = 200
+"""Pictures of other sites that a site gets corrupted."""
+_ENCODER = "benchmarks.efficientnet:lite0"
 
 
 class Change(NamedTuple):
     """How inputs have changed."""
 
     noise: float = 0.0
-    """Standard deviation of the noise on pixels; white is 255."""
+    """Standard deviation of the noise on pixels, or severity of a corruption; 0: as before."""
     share: float = 0.0
     """Of inputs that are of two classes, the rarest of the client; 0: its own class mix."""
 
 
-def write_sites(folder: Path, seed: int) -> None:
-    """Write digits as the data of sites, with other shares of classes at each."""
+def write_sites(folder: Path, x: np.ndarray, y: np.ndarray, sites: int, seed: int) -> None:
+    """Write examples as the data of sites, with other shares of classes at each."""
+    random = np.random.default_rng(seed)
+    chosen: list[list[int]] = [[] for _ in range(sites)]
+    for label in range(10):
+        rows = random.permutation(np.flatnonzero(y == label))
+        ends = np.cumsum(random.dirichlet(np.full(sites, 0.5))) * len(rows)
+        for of_site, part in zip(chosen, np.split(rows, ends[:-1].astype(int)), strict=True):
+            of_site += part.tolist()
+
+    names = np.arange(10).astype(str)
+    for number, of_site in enumerate(chosen):
+        (folder / str(number)).mkdir(parents=True)
+        site = {"x": x[of_site], "y": y[of_site], "class_names": names}
+        np.savez(folder / str(number) / "train.npz", **site)
+
+
+def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
+    """Return the digits of scikit-learn, (n, 8, 8) from 0 to 240, and their labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    random = np.random.default_rng(seed)
-    chosen: list[list[int]] = [[] for _ in range(_SITES)]
-    for label in range(10):
-        rows = random.permutation(np.flatnonzero(digits.target == label))
-        ends = np.cumsum(random.dirichlet(np.full(_SITES, 0.5))) * len(rows)
-        for site, part in zip(chosen, np.split(rows, ends[:-1].astype(int)), strict=True):
-            site += part.tolist()
-
-    names = np.arange(10).astype(str)
-    for number, site_rows in enumerate(chosen):
-        (folder / str(number)).mkdir(parents=True)
-        x = (15 * digits.images[site_rows]).astype(np.uint8)
-        y = digits.target[site_rows]
-        np.savez(folder / str(number) / "train.npz", x=x, y=y, class_names=names)
+    return (15 * digits.images).astype(np.uint8), digits.target
 
 
-def configuration(method: str, seed: int, folder: Path) -> dict[str, Any]:
+def load_pictures(data_dir: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return some pictures of CIFAR-10, (n, 32, 32, 3) from 0 to 255, and their labels."""
+    import fedtailor
+    from fedtailor.data.build import build
+
+    data = {"dataset": "cifar10", "dir": data_dir, "clients": 1, "partition": "iid"}
+    config = fedtailor.make_config({"algorithm": {"name": "local"}, "data": data})
+    dataset = build(config.data, run_seed=0).dataset
+    rows = np.random.default_rng(seed).choice(len(dataset.y), _PICTURES, replace=False)
+    return dataset.x[rows], dataset.y[rows]
+
+
+@cache
+def load_lite0() -> Any:
+    """Return the encoder of pictures."""
+    from fedtailor.encoders.load import load_encoder
+
+    return load_encoder(_ENCODER)
+
+
+def features_of(pictures: np.ndarray) -> np.ndarray:
+    """Return the features (n, 1280) of pictures."""
+    import torch
+
+    from fedtailor.encoders.encoder import encode
+
+    stored = torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)))
+    return encode(load_lite0(), stored, white=255.0).numpy()
+
+
+def configuration(data: str, method: str, seed: int, folder: Path) -> dict[str, Any]:
     """Return the configuration of a run."""
+    algorithm = {"name": method}
+    if data == "cifar10_s" and method == "pfedfda":
+        algorithm["preset"] = "frozen"
+
     return {
         "seed": seed,
-        "algorithm": {"name": method},
+        "algorithm": algorithm,
         "data": {"path": str(folder), "val_fraction": 0.2},
+        "model": {"name": "mlp" if data == "digits" else "linear"},
         "training": {"lr": 0.05, "epochs": 3, "batch_size": 20},
         "federation": {"rounds": 10},
         "evaluation": {"every": 0, "baselines": "none"},
@@ -87,53 +136,84 @@ def configuration(method: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 class Pool(NamedTuple):
-    """Images and labels of held-out examples."""
+    """Inputs and labels of held-out examples."""
 
     x: np.ndarray
     y: np.ndarray
+    corrupted: Mapping[float, np.ndarray] = {}
+    """The inputs by severity; empty: noise is added to them."""
+
+    def rows(self, rows: np.ndarray) -> Pool:
+        """Return some of the examples."""
+        corrupted = {severity: x[rows] for severity, x in self.corrupted.items()}
+        return Pool(self.x[rows], self.y[rows], corrupted)
 
     def draw(self, random: np.random.Generator, mix: np.ndarray, count: int) -> Pool:
-        """Draw images whose classes come in a mix."""
+        """Draw examples whose classes come in a mix."""
         weights = mix[self.y] / np.maximum(np.bincount(self.y, minlength=len(mix)), 1)[self.y]
-        chosen = random.choice(len(self.y), size=count, p=weights / weights.sum())
-        return Pool(self.x[chosen], self.y[chosen])
+        return self.rows(random.choice(len(self.y), size=count, p=weights / weights.sum()))
 
     def noisy(self, random: np.random.Generator, noise: float) -> Pool:
-        """Add noise to the images."""
+        """Change the inputs."""
+        if self.corrupted:
+            return self._replace(x=self.corrupted[noise]) if noise else self
+
         pixels = self.x + noise * random.standard_normal(self.x.shape)
         return self._replace(x=np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
 
 
-def run_one(name: str) -> dict[str, Any]:
+def run_one(name: str, data_dir: str) -> dict[str, Any]:
     """Run and return a record."""
     import fedtailor
     from fedtailor.data.build import build
 
-    method, seed = name.rsplit("_", 1)
+    data, method, seed = parts_of(name)
     record = describe_machine()
+    if data == "digits":
+        pictures, labels = load_digit_images()
+        x = pictures
+    else:
+        pictures, labels = load_pictures(data_dir, seed)
+        x = features_of(pictures)
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_sites(folder / "sites", int(seed))
-        config = fedtailor.make_config(configuration(method, int(seed), folder / "sites"))
-        divided = build(config.data, run_seed=int(seed))
+        write_sites(folder / "sites", x, labels, _SITES[data], seed)
+        config = fedtailor.make_config(configuration(data, method, seed, folder / "sites"))
+        divided = build(config.data, run_seed=seed)
         pools = []
         for positions in divided.positions:
             rows = np.concatenate([positions.val, positions.test])
             pools.append(Pool(divided.dataset.x[rows], divided.dataset.y[rows]))
 
+        rests = [others(pools, client) for client in range(len(pools))]
+        if data == "cifar10_s":
+            rests = [
+                with_corruptions(rest, client, x, pictures) for client, rest in enumerate(rests)
+            ]
         result = fedtailor.run(config, out=folder / "run")
         run = fedtailor.load(folder / "run")
-        watched = watch_all(run, pools)
-        adapted = adapt_all(run, pools, folder) if method == "pfedfda" else {}
+        watched = watch_all(run, pools, rests, LEVELS[data])
+        adapted: dict[str, Any] = {}
+        if method == "pfedfda":
+            adapted = adapt_all(run, pools, rests, LEVELS[data][1], folder)
 
     return record | {
+        "data": data,
         "method": method,
-        "seed": int(seed),
+        "seed": seed,
         "accuracy": result["metrics"]["personalized"]["accuracy"]["mean"],
         "watch": watched,
         "adapt": adapted,
         "split_sha256": result["split_sha256"],
     }
+
+
+def parts_of(name: str) -> tuple[str, str, int]:
+    """Return data, method and seed of a run."""
+    data, _, method = name.rpartition("-")
+    method, seed = method.rsplit("_", 1)
+    return data or "digits", method, int(seed)
 
 
 def others(pools: list[Pool], client: int) -> Pool:
@@ -142,6 +222,28 @@ def others(pools: list[Pool], client: int) -> Pool:
     return Pool(
         np.concatenate([pool.x for pool in rest]), np.concatenate([pool.y for pool in rest])
     )
+
+
+def with_corruptions(rest: Pool, client: int, x: np.ndarray, pictures: np.ndarray) -> Pool:
+    """Return some examples, also as they are with the corruption of a client.
+
+    Args:
+        rest: examples of the other clients.
+        client: its number, which is that of its corruption.
+        x: the features of all pictures.
+        pictures: all of them.
+    """
+    from fedtailor.data.corruptions import CORRUPTIONS, corrupt
+
+    kind = list(CORRUPTIONS)[client]
+    some = rest.rows(np.random.default_rng([client, 2]).permutation(len(rest.y))[:_CHANGED])
+    row_of = {one.tobytes(): row for row, one in enumerate(x)}
+    rows = np.array([row_of[one.tobytes()] for one in some.x])
+    corrupted = {}
+    for severity in LEVELS["cifar10_s"]:
+        changed = corrupt(pictures[rows], kind, int(severity), positions=rows, seed=client)
+        corrupted[severity] = features_of(changed)
+    return some._replace(corrupted=corrupted)
 
 
 def mix_of(pool: Pool, change: Change) -> np.ndarray:
@@ -156,8 +258,17 @@ def mix_of(pool: Pool, change: Change) -> np.ndarray:
     return mix / mix.sum()
 
 
-def watch_all(run: Any, pools: list[Pool]) -> dict[str, Any]:
-    """Return false alarms, and after how many inputs alarms ring, summed over clients."""
+def watch_all(
+    run: Any, pools: list[Pool], rests: list[Pool], levels: tuple[float, ...]
+) -> dict[str, Any]:
+    """Return false alarms, and after how many inputs alarms ring, summed over clients.
+
+    Args:
+        run: with a model for every client.
+        pools: the held-out examples of every client.
+        rests: those of the others, by client.
+        levels: of the change.
+    """
     from fedtailor.serving.alarms import check_inputs
     from fedtailor.serving.signals import Signals, signals
 
@@ -177,10 +288,10 @@ def watch_all(run: Any, pools: list[Pool]) -> dict[str, Any]:
             for name in ALARMS:
                 false[name] += getattr(alarms, name).rings
 
-        rest = others(pools, client)
+        rest = rests[client]
         held_out = Signals(*(value[:HELD_OUT] for value in whole))
         features = model.features(pool.x[:HELD_OUT])
-        for change in (*(Change(noise=noise) for noise in NOISE), *map(_share, SHARES)):
+        for change in (*(Change(noise=level) for level in levels), *map(_share, SHARES)):
             stream = rest.draw(random, mix_of(pool, change), max(SIZES)).noisy(random, change.noise)
             said = signals(model, [stream.x])
             their_features = model.features(stream.x)
@@ -212,20 +323,30 @@ def ks_rings(held_out: np.ndarray, recent: np.ndarray) -> bool:
     return bool(np.nanmin(p_values) <= 0.01 / held_out.shape[1])
 
 
-def adapt_all(run: Any, pools: list[Pool], folder: Path) -> dict[str, Any]:
-    """Return accuracies on changed inputs, before and after an adaptation, client by client."""
+def adapt_all(
+    run: Any, pools: list[Pool], rests: list[Pool], level: float, folder: Path
+) -> dict[str, Any]:
+    """Return accuracies on changed inputs, before and after an adaptation, client by client.
+
+    Args:
+        run: with a model for every client.
+        pools: the held-out examples of every client.
+        rests: those of the others, by client.
+        level: of the change.
+        folder: for files.
+    """
     import fedtailor
     from fedtailor.core.errors import DataError
 
     rows: dict[str, list[dict[str, Any]]] = {}
     for client, pool in enumerate(pools):
         random = np.random.default_rng([client, 1])
-        rest = others(pools, client)
+        rest = rests[client]
         order = random.permutation(len(rest.y))
         half = len(order) // 2
-        seen = Pool(rest.x[order[:half]], rest.y[order[:half]])
-        unseen = Pool(rest.x[order[half:]], rest.y[order[half:]])
-        for change in (Change(), Change(share=0.7), Change(share=0.9), Change(noise=60.0)):
+        seen = rest.rows(order[:half])
+        unseen = rest.rows(order[half:])
+        for change in (Change(), Change(share=0.7), Change(share=0.9), Change(noise=level)):
             mix = mix_of(pool, change)
             recent = seen.draw(random, mix, 100).noisy(random, change.noise)
             judge = unseen.draw(random, mix, 300).noisy(random, change.noise)
@@ -270,9 +391,10 @@ def write_arrays(folder: Path, pool: Pool, classes: np.ndarray | None) -> list[s
 
 def names() -> Iterator[str]:
     """Yield the names of all runs."""
-    for seed in SEEDS:
-        for method in METHODS:
-            yield f"{method}_{seed}"
+    for prefix in ("", "cifar10_s-"):
+        for seed in SEEDS:
+            for method in METHODS:
+                yield f"{prefix}{method}_{seed}"
 
 
 def read_records() -> dict[str, dict[str, Any]]:
@@ -284,14 +406,15 @@ def read_records() -> dict[str, dict[str, Any]]:
 
 def print_table() -> None:
     """Print false alarms, delays and accuracies."""
-    for method in METHODS:
-        records = [record for record in read_records().values() if record["method"] == method]
-        if not records:
-            continue
+    of_runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for name, record in read_records().items():
+        data, method, _ = parts_of(name)
+        of_runs.setdefault((data, method), []).append(record)
 
+    for (data, method), records in of_runs.items():
         mean = statistics.fmean(record["accuracy"] for record in records)
         trials = sum(record["watch"]["trials"] for record in records)
-        print(f"{method}: {len(records)} seeds, accuracy {100 * mean:.1f} %")
+        print(f"{data}, {method}: {len(records)} seeds, accuracy {100 * mean:.1f} %")
         for name in ALARMS:
             count = sum(record["watch"]["false_alarms"][name] for record in records)
             print(f"  false alarms, {name}: {count} of {trials}")
@@ -340,6 +463,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--data-dir", default="", help="folder of the data sets")
     parser.add_argument("--only", nargs="*", default=[], help="parts of the names of runs")
     parser.add_argument("--table", action="store_true", help="only print what there is")
     options = parser.parse_args()
@@ -348,7 +472,7 @@ def main() -> None:
         for name in names():
             if name not in done and all(text in name for text in options.only):
                 print(name, flush=True)
-                save_record("watch", name, run_one(name))
+                save_record("watch", name, run_one(name, options.data_dir))
 
     print_table()
 
