@@ -153,6 +153,11 @@ def shortened(arguments, *, is_in_readme):
         short = ["--rounds", "1", "--trials", "1", "--clients", "3", "--seeds", "0"]
         return ["sweep", "sweep.toml", *arguments[1:], *short]
 
+    if "--simulate" in arguments:
+        short = ["data.clients=5", "evaluation.baselines='none'", "privacy.epsilon=8"]
+        options = [word for one in short for word in ("--set", one)]
+        return [*arguments, "--rounds", "1", *options]
+
     if arguments[0] not in ("run", "compare") or "--help" in arguments:
         return arguments
     if arguments[0] == "run" and not is_in_readme:
