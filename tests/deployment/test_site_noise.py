@@ -3,6 +3,8 @@
 import errno
 import json
 import math
+import shutil
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -67,6 +69,23 @@ def world_of(path, privacy=AT_SITES, *, most_epsilon=0.0, secret=SECRET, **value
     return world
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """Return a world whose run is over."""
+    world = world_of(tmp_path_factory.mktemp("once"))
+    world.serve()
+    return world
+
+
+@pytest.fixture
+def served(once, tmp_path):
+    """Return a copy of it."""
+    shutil.copytree(once.path, tmp_path, dirs_exist_ok=True, symlinks=True)
+    world = copy(once)
+    world.path = tmp_path
+    return world
+
+
 def site_of(world, name="clinic"):
     """Return a site as it is after a start."""
     return DeployedSite(world.path / "sites" / name)
@@ -114,29 +133,23 @@ def vector(value):
     return torch.cat([vector(child) for child in children])
 
 
-def changed(request, change):
-    """Return a request with another model."""
-    blob = request.blobs["shared"]
-    return Envelope(dict(request.head), {**request.blobs, "shared": change(blob)})
-
-
 def other_model(request):
     """Return a request with a model of which one bit is another one."""
-
-    def change(blob):
-        raw = bytearray(blob)
-        raw[-1] ^= 1
-        return bytes(raw)
-
-    return changed(request, change)
+    raw = bytearray(request.blobs["shared"])
+    raw[-1] ^= 1
+    return Envelope(dict(request.head), {**request.blobs, "shared": bytes(raw)})
 
 
-def with_plan(world, request, client=0, **privacy):
-    """Return a request whose plan has other options of privacy; see ``training=`` too."""
+def with_plan(request, **privacy):
+    """Return a request whose plan has other options of privacy."""
+    config = read_plan(request.blobs["plan"]).config
+    return with_config(request, privacy=replace(config.privacy, **privacy))
+
+
+def with_config(request, **sections):
+    """Return a request whose plan has another configuration."""
     plan = read_plan(request.blobs["plan"])
-    config = plan.config
-    other = replace(config, privacy=replace(config.privacy, **privacy))
-    raw = replace(plan, config=other).raw
+    raw = replace(plan, config=replace(plan.config, **sections)).raw
     return Envelope(dict(request.head), {**request.blobs, "plan": raw})
 
 
@@ -264,18 +277,16 @@ def test_a_site_that_was_started_again_sends_the_same_bytes_and_counts_once(tmp_
     assert ledger_of(world) == entries
 
 
-def test_another_attempt_sends_the_same_upload_and_counts_once(tmp_path):
-    world = world_of(tmp_path)
-    world.serve()
-    (request, *_), (answer, *_) = training(world)
-    entries = ledger_of(world)
+def test_another_attempt_sends_the_same_upload_and_counts_once(served):
+    (request, *_), (answer, *_) = training(served)
+    entries = ledger_of(served)
     head = {**request.head, "request": {**request.head["request"], "attempt": 1}}
-    again = site_of(world).answer(Envelope(head, request.blobs))
+    again = site_of(served).answer(Envelope(head, request.blobs))
     assert again.blobs == answer.blobs
-    assert ledger_of(world) == entries
+    assert ledger_of(served) == entries
 
 
-@pytest.mark.parametrize("ask", ["model", "round", "state", "plan"])
+@pytest.mark.parametrize("ask", ["model", "round", "state", "plan", "seed"])
 def test_another_request_has_other_noise_and_counts_again(tmp_path, ask):
     """A server asks twice, to subtract what it gets: the noise must not go away."""
     algorithm = {"name": "scaffold"} if ask == "state" else {"name": "fedavg"}
@@ -287,10 +298,11 @@ def test_another_request_has_other_noise_and_counts_again(tmp_path, ask):
         "model": lambda: other_model(request),
         "round": lambda: Envelope({**request.head, "round": 3}, request.blobs),
         "state": lambda: Envelope({**request.head, "base": None}, request.blobs),
-        "plan": lambda: with_plan(world, request, clip=0.2000001),
+        "plan": lambda: with_plan(request, clip=0.2000001),
+        "seed": lambda: with_config(request, seeds=(1,)),
     }
     other = others[ask]()
-    if ask == "plan":  # whose states are its own
+    if ask in ("plan", "seed"):  # whose states are its own
         other.head["base"] = None
     answer = site_of(world).answer(other)
 
@@ -313,18 +325,16 @@ def test_scores_of_a_personal_model_tell_nothing_to_the_ledger(tmp_path):
 # Budgets
 
 
-def test_a_server_that_asks_more_often_than_planned_is_refused(tmp_path):
-    world = world_of(tmp_path)
-    world.serve()
-    requests, _ = training(world)
-    assert told_in(world) <= 4.0
-    assert refusal(site_of(world).answer(other_model(requests[0]))) == (
+def test_a_server_that_asks_more_often_than_planned_is_refused(served):
+    requests, _ = training(served)
+    assert told_in(served) <= 4.0
+    assert refusal(site_of(served).answer(other_model(requests[0]))) == (
         "privacy.epsilon = 4 is used up at this site, which takes no further part in this run."
     )
-    assert len(ledger_of(world)) == 2
+    assert len(ledger_of(served)) == 2
 
     # What was told before can be told again.
-    assert site_of(world).answer(requests[0]).blobs
+    assert site_of(served).answer(requests[0]).blobs
 
 
 def told_in(world, delta=1e-5):
@@ -376,11 +386,11 @@ def _toml(values):
         ({"unit": "none", "noise_from": "server"}, "the plan has no differential privacy"),
     ],
 )
-def test_a_plan_that_asks_for_less_noise_than_the_site_wants_is_refused(tmp_path, changes, problem):
-    world = world_of(tmp_path, most_epsilon=8.0)
-    world.serve()
-    (request, *_), _ = training(world)
-    answer = site_of(world).answer(with_plan(world, request, **changes))
+def test_a_plan_that_asks_for_less_noise_than_the_site_wants_is_refused(served, changes, problem):
+    with (served.path / "sites" / "clinic" / "site.toml").open("a") as file:
+        file.write("\n[privacy]\nmost_epsilon = 8.0\n")
+    (request, *_), _ = training(served)
+    answer = site_of(served).answer(with_plan(request, **changes))
     assert problem in refusal(answer)
 
 
@@ -411,11 +421,9 @@ def test_a_server_says_at_once_what_sites_cannot_hide(tmp_path, privacy, problem
         ({"noise_from": "server"}, "privacy.noise_from must be 'sites' at real sites without"),
     ],
 )
-def test_a_site_refuses_a_plan_that_hides_nothing(tmp_path, changes, problem):
-    world = world_of(tmp_path)
-    world.serve()
-    (request, *_), _ = training(world)
-    assert problem in refusal(site_of(world).answer(with_plan(world, request, **changes)))
+def test_a_site_refuses_a_plan_that_hides_nothing(served, changes, problem):
+    (request, *_), _ = training(served)
+    assert problem in refusal(site_of(served).answer(with_plan(request, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -445,10 +453,8 @@ def test_steps_that_have_no_common_noise_are_refused_by_the_site(tmp_path):
     world = world_of(tmp_path, IN_SUMS, training=ONE_STEP)
     world.serve()
     (request, *_), _ = training(world)
-    plan = read_plan(request.blobs["plan"])
-    config = replace(plan.config, training=replace(plan.config.training, steps=2))
-    raw = replace(plan, config=config).raw
-    answer = site_of(world).answer(Envelope(dict(request.head), {**request.blobs, "plan": raw}))
+    steps = replace(read_plan(request.blobs["plan"]).config.training, steps=2)
+    answer = site_of(world).answer(with_config(request, training=steps))
     assert "privacy.noise_from must be 'sites' unless" in refusal(answer)
 
 
@@ -459,9 +465,9 @@ def test_shares_follow_from_the_sums_that_masks_let_pass(tmp_path):
     world.serve()
     (request, *_), _ = training(world)
     noise = run_of(world, request).releases.in_training(1).bound(0).noise
-    larger = with_plan(world, request, smallest_sum=50)
+    larger = with_plan(request, smallest_sum=50)
     assert run_of(world, larger).releases.in_training(1).bound(0).noise == noise
-    fewer = with_plan(world, request, colluding=1)
+    fewer = with_plan(request, colluding=1)
     assert run_of(world, fewer).releases.in_training(1).bound(0).noise == noise
 
 
@@ -509,17 +515,13 @@ def kill_at(patch, moment):
     patch.setattr(atomic.os, "replace", dying(atomic.os.replace))
 
 
-def test_a_site_that_is_killed_at_any_write_tells_the_same_and_counts_it_once(
-    tmp_path, monkeypatch
-):
-    world = world_of(tmp_path, secret="")
-    world.serve()
-    (request, *_), (answer, *_) = training(world)
-    path = world.path / "sites" / "clinic" / LEDGER_FILE
+def test_a_site_that_is_killed_at_any_write_tells_the_same_and_counts_it_once(served, monkeypatch):
+    (request, *_), (answer, *_) = training(served)
+    path = served.path / "sites" / "clinic" / LEDGER_FILE
     moment = 0
     while True:
         path.unlink()
-        site = site_of(world)
+        site = site_of(served)
         with monkeypatch.context() as patch:
             kill_at(patch, moment)
             try:
@@ -528,30 +530,26 @@ def test_a_site_that_is_killed_at_any_write_tells_the_same_and_counts_it_once(
             except Killed:
                 moment += 1
 
-        assert site_of(world).answer(request).blobs == answer.blobs
-        assert [entry.round for entry in ledger_of(world)] == [1]
+        assert site_of(served).answer(request).blobs == answer.blobs
+        assert [entry.round for entry in ledger_of(served)] == [1]
     assert moment > 20
 
 
-def test_a_line_that_was_never_whole_is_written_again(tmp_path):
-    world = world_of(tmp_path)
-    world.serve()
-    (request, *_), (answer, *_) = training(world)
-    path = world.path / "sites" / "clinic" / LEDGER_FILE
+def test_a_line_that_was_never_whole_is_written_again(served):
+    (request, *_), (answer, *_) = training(served)
+    path = served.path / "sites" / "clinic" / LEDGER_FILE
     first = path.read_text().splitlines(keepends=True)[0]
     path.write_text(first[:50])
     assert describe_told(path.parent, SitePrivacy()) == []
-    assert site_of(world).answer(request).blobs == answer.blobs
+    assert site_of(served).answer(request).blobs == answer.blobs
     assert path.read_text() == first
 
 
-def test_without_room_for_the_entry_nothing_leaves(tmp_path, monkeypatch):
-    world = world_of(tmp_path)
-    world.serve()
-    (request, *_), _ = training(world)
-    folder = world.path / "sites" / "clinic"
+def test_without_room_for_the_entry_nothing_leaves(served, monkeypatch):
+    (request, *_), _ = training(served)
+    folder = served.path / "sites" / "clinic"
     whole = (folder / LEDGER_FILE).read_bytes()
-    site = site_of(world)
+    site = site_of(served)
     head = {**request.head, "round": 2, "base": None}
     write = atomic._write_all
 
@@ -569,20 +567,18 @@ def test_without_room_for_the_entry_nothing_leaves(tmp_path, monkeypatch):
         refusal(answer)
         == "cannot write 'the site's folder/privacy.jsonl': No space left on device."
     )
-    assert len(ledger_of(world)) == 1
+    assert len(ledger_of(served)) == 1
 
     # With room, it is entered, and answered.
     assert site.answer(Envelope(head, request.blobs)).blobs
-    assert [entry.round for entry in ledger_of(world)] == [1, 2]
+    assert [entry.round for entry in ledger_of(served)] == [1, 2]
 
 
-def test_a_ledger_that_was_changed_stops_the_site(tmp_path):
-    world = world_of(tmp_path)
-    world.serve()
-    (request, *_), _ = training(world)
-    path = world.path / "sites" / "clinic" / LEDGER_FILE
+def test_a_ledger_that_was_changed_stops_the_site(served):
+    (request, *_), _ = training(served)
+    path = served.path / "sites" / "clinic" / LEDGER_FILE
     path.write_text('{"round": 1}\n' + path.read_text())
-    assert "line 1 is not a release" in refusal(site_of(world).answer(request))
+    assert "line 1 is not a release" in refusal(site_of(served).answer(request))
 
 
 # What is said of it
