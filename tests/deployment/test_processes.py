@@ -23,10 +23,16 @@ nodes = json.loads(path.read_text()) if path.exists() else {}
 log = pathlib.Path("log")
 command = sys.argv[2]
 answer = {"success": True}
-if command == "register":
+used = pathlib.Path("used.json")
+keys = json.loads(used.read_text()) if path.exists() and used.exists() else []
+key = pathlib.Path(sys.argv[3]).read_text() if command == "register" else ""
+if key in keys:  # no key is registered twice, not even one that was forgotten
+    answer = {"success": False, "error-message": "[code: 23] Public key already in use."}
+elif command == "register":
     number = str(100 + (len(log.read_text().split()) if log.exists() else 0))
-    nodes[number] = pathlib.Path(sys.argv[3]).read_text()
+    nodes[number] = key
     answer["node-id"] = number
+    used.write_text(json.dumps([*keys, key]))
 elif command == "unregister":
     del nodes[sys.argv[3]]
 else:
@@ -167,12 +173,16 @@ def test_registration_can_be_repeated_and_resumed(tmp_path, stand_in, server):
     noted = json.loads((folder / "nodes.json").read_text())
     del noted["key of b"]
     (folder / "nodes.json").write_text(json.dumps(noted))
-    again = server.register(keys)
-    assert again["a"] == first["a"]
-    assert json.loads((folder / "registered.json").read_text())[str(again["b"])] == "key of b\n"
+    assert server.register(keys) == first, "Flower takes no key twice"
 
-    (folder / "registered.json").unlink()  # a new database
+    for name in ("registered.json", "used.json"):  # a new database
+        (folder / name).unlink()
     server.register(keys)
+    assert len(json.loads((folder / "registered.json").read_text())) == 2
+
+    # During a run, a site that was removed stays, so that nobody waits for its last answer.
+    server.register({"a": "key of a"}, forget=False)
+    assert list(json.loads((folder / "nodes.json").read_text())) == ["key of a", "key of b"]
     assert len(json.loads((folder / "registered.json").read_text())) == 2
 
     # A site that was removed cannot connect any more.

@@ -112,7 +112,7 @@ def remove(
 ) -> None:
     """Remove a site for good: a run that is under way continues without it.
 
-    It cannot connect any more.
+    It cannot connect once the server has been started again.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder

@@ -248,7 +248,7 @@ class _ServerApp:
         self._started = time.monotonic()
 
     def follow_register(self, observer: ServeObserver) -> None:
-        """Let in the sites that were added meanwhile, and no more those that were removed."""
+        """Let in the sites that were added meanwhile."""
         sites = {site.name: site.key for site in FederationFolder(self.folder).sites()}
         if self._registered == set(sites):
             return
@@ -256,7 +256,7 @@ class _ServerApp:
         # What Flower refuses once it would refuse again and again.
         self._registered = set(sites)
         try:
-            self._nodes = self.processes.register(sites)
+            self._nodes = self.processes.register(sites, forget=False)
         except RunError as error:
             observer.say(f"the register has changed, and {error.message}")
             return

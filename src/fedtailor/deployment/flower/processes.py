@@ -73,6 +73,8 @@ _REACHES = ("Connection successful", "Received successfully", "Sent successfully
 back."""
 _STUCK = ("Giving up reconnection", "Server error '", "Client error '")
 """What a SuperNode prints when its loop has ended and its process stays, seen with Flower 1.41."""
+_IN_USE = "Public key already in use"
+"""What Flower says of a key that it knows."""
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 """What colors a word on a terminal."""
 
@@ -148,10 +150,14 @@ class ServerProcesses:
         command += ["--root-certificates", str(self._certificate), *only_ours]
         self._supervisor.start("superexec", command)
 
-    def register(self, keys: Mapping[str, str]) -> dict[str, int]:
+    def register(self, keys: Mapping[str, str], *, forget: bool = True) -> dict[str, int]:
         """Register the public keys of new sites, and return the node ids of all sites by name.
 
-        Keys of sites that were removed are registered no more.
+        Args:
+            keys: of all sites, by name.
+            forget: whether keys of sites that were removed are registered no more. While a round
+                is under way, they must stay: Flower would wait for minutes for what such a site has
+                answered.
 
         Raises:
             RunError: Flower refuses.
@@ -161,25 +167,41 @@ class ServerProcesses:
         listed = self._flwr("supernode", "list", _CONNECTION)["nodes"]
         registered = {int(node["node-id"]) for node in listed if node["status"] != "unregistered"}
 
-        # The database may be a new one, and a registration can be interrupted before it is noted.
+        # The database may be a new one.
+        wanted = set(keys.values())
         nodes = {}
-        for text in keys.values():
-            if noted.get(text) in registered:
-                nodes[text] = noted[text]
+        for text, node in noted.items():
+            if node in registered and (text in wanted or not forget):
+                nodes[text] = node
 
         write_whole(path, json.dumps(nodes))
-        for node in registered - set(nodes.values()):
-            self._flwr("supernode", "unregister", str(node), _CONNECTION)
-
-        file = self._folder / "site.pub"
+        unnoted = registered - set(noted.values())
         for text in keys.values():
             if text not in nodes:
-                write_whole(file, text + "\n")
-                answer = self._flwr("supernode", "register", str(file), _CONNECTION)
-                nodes[text] = int(answer["node-id"])
+                nodes[text] = self._register(text, unnoted)
                 write_whole(path, json.dumps(nodes))
 
+        for node in registered - set(nodes.values()) if forget else ():
+            self._flwr("supernode", "unregister", str(node), _CONNECTION)
+
         return {name: nodes[text] for name, text in keys.items()}
+
+    def _register(self, key: str, unnoted: set[int]) -> int:
+        """Register a public key, and return its node.
+
+        Args:
+            key: one that is not noted.
+            unnoted: nodes that are registered and not noted.
+        """
+        file = self._folder / "site.pub"
+        write_whole(file, key + "\n")
+        try:
+            return int(self._flwr("supernode", "register", str(file), _CONNECTION)["node-id"])
+        except RunError as error:
+            # A registration that was interrupted before it was noted: Flower takes no key twice.
+            if _IN_USE in error.message and len(unnoted) == 1:
+                return unnoted.pop()
+            raise
 
     def submit(self, run_folder: Path) -> str:
         """Start the round loop for a run's folder, and return Flower's id of the run."""
