@@ -246,7 +246,7 @@ def test_sums_over_features_have_their_noise(tmp_path, secure, shares):
 
     # Shares of what an example adds: 0.3 to counts and 1 to sums.
     expected = 30.0 * math.hypot(0.3, 1.0) * 8.0 / math.sqrt(shares)
-    assert len(noise) == 640, "whose deviation has a standard error of 3 %"
+    assert len(noise) == 1000, "whose deviation has a standard error of 2 %"
     assert float(noise.std()) == pytest.approx(expected, rel=0.15)
 
 
