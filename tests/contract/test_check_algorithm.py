@@ -122,7 +122,7 @@ def test_the_documented_signatures_are_those_of_the_base_class():
     expected = {
         name: list(inspect.signature(getattr(Algorithm, name)).parameters)[1:] for name in found
     }
-    assert found == expected and len(found) == 14
+    assert found == expected and len(found) == 15
 
 
 def test_a_dataclass_that_cannot_be_made_is_explained(tmp_path, monkeypatch):

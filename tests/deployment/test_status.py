@@ -171,7 +171,8 @@ def test_a_server_that_was_killed_continues_the_status(world):
 
     before = written(world)
     assert before["state"] == "running" and before["round"] == 2
-    assert before["seconds_left"] > 0
+    # One round is left, and it may take less than it takes to look.
+    assert before["seconds_left"] >= 0
 
     # A new process knows no more than the files.
     with files_of(world) as files:
