@@ -224,7 +224,7 @@ class _Waits:
         return round >= self._next.get(name, (0, 1))[0]
 
     def postpone(self, name: str, round: int) -> None:
-        """Note that a site was asked in vain."""
+        """Note that a site was asked and did not join."""
         _, wait = self._next.get(name, (0, 1))
         self._next[name] = (round + wait, 2 * wait)
 
