@@ -326,9 +326,12 @@ class _ServedRun:
             return False
 
         for site in self.membership.candidates():
+            if not self.waits.is_due(site.name, round):
+                continue
+
             exchange = self.connect([*self.names, site.name])
             is_connected = len(self.names) in exchange.online()
-            if not is_connected or not self.waits.is_due(site.name, round):
+            if not is_connected:
                 continue
 
             problem = "it does not answer"
