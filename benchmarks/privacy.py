@@ -102,6 +102,49 @@ BUDGETS = ("1", "2", "4", "8", "none")
 """Of the figure."""
 
 
+def gradient_privacy(where: str, epsilon: float) -> dict[str, Any]:
+    """Return the options of bounded gradients; without a budget, hardly any noise."""
+    privacy = {"unit": "example", "noise_from": where, "clip": CLIP, "delta": DELTA}
+    return {**privacy, "epsilon": epsilon, "noise": 0.0 if epsilon else 1e-9}
+
+
+def digits_config(
+    seed: int,
+    algorithm: dict[str, Any],
+    training: dict[str, Any],
+    federation: dict[str, Any],
+    privacy: dict[str, Any],
+) -> Config:
+    """Return the configuration of a training on digits; they need no folder of data."""
+    return make_config(
+        {
+            "seed": seed,
+            "algorithm": algorithm,
+            "training": training,
+            "data": {"dataset": "digits", "clients": SITES, "partition": "iid"},
+            "model": {"name": "mlp", "options": {"hidden": 32}},
+            "federation": federation,
+            "evaluation": {"every": 0, "personalized_every": 0},
+            "engine": {"name": "reference"},
+            "privacy": privacy,
+        }
+    )
+
+
+def told_by(last: RoundReport, epsilon: float) -> dict[str, Any]:
+    """Return what a training with bounded gradients has told, which is about its budget."""
+    if epsilon:
+        assert 0.99 * epsilon < last.privacy["epsilon"] <= epsilon
+
+    return {
+        "told": last.privacy["epsilon"],
+        "noise": last.privacy["noise"],
+        "least_noise": last.privacy["least_noise"],
+        "delta": DELTA,
+        "clip": CLIP,
+    }
+
+
 class ExampleCell(NamedTuple):
     """A training whose examples are bounded, and where its noise is added."""
 
@@ -124,11 +167,7 @@ class ExampleCell(NamedTuple):
 
     def config(self, data_dir: str) -> Config:
         """Return its configuration; digits need no folder of data."""
-        privacy: dict[str, Any] = {"unit": "example", "noise_from": self.where, "clip": CLIP}
-        privacy |= {"epsilon": self.epsilon, "delta": DELTA}
-        if not self.epsilon:
-            privacy["noise"] = 1e-9
-
+        privacy = gradient_privacy(self.where, self.epsilon)
         training: dict[str, Any] = {"lr": self.rate, "steps": 10, "batch_size": BATCH}
         federation: dict[str, Any] = {"rounds": 10}
         if self.where == "server":
@@ -137,32 +176,13 @@ class ExampleCell(NamedTuple):
             federation = {"rounds": 100, "min_clients": SITES if everybody else 7}
             privacy |= {"secure_sums": True, "colluding": "none" if everybody else "third"}
 
-        return make_config(
-            {
-                "seed": self.seed,
-                "algorithm": {"name": "fedavg"},
-                "training": training,
-                "data": {"dataset": "digits", "clients": SITES, "partition": "iid"},
-                "model": {"name": "mlp", "options": {"hidden": 32}},
-                "federation": federation,
-                "evaluation": {"every": 0, "personalized_every": 0},
-                "engine": {"name": "reference"},
-                "privacy": privacy,
-            }
-        )
+        return digits_config(self.seed, {"name": "fedavg"}, training, federation, privacy)
 
     def record(self, prepared: PreparedRun, last: RoundReport) -> dict[str, Any]:
         """Return its settings and the accuracy of the global model."""
-        if self.epsilon:
-            assert 0.99 * self.epsilon < last.privacy["epsilon"] <= self.epsilon
-
         return {
             **self._asdict(),
-            "told": last.privacy["epsilon"],
-            "noise": last.privacy["noise"],
-            "least_noise": last.privacy["least_noise"],
-            "delta": DELTA,
-            "clip": CLIP,
+            **told_by(last, self.epsilon),
             "sites": SITES,
             "num_train": list(prepared.federation.roster.num_train),
             "accuracy": accuracies(last)["global"],
@@ -294,11 +314,7 @@ class GaussianCell(NamedTuple):
 
     def config(self, data_dir: str) -> Config:
         """Return its configuration; digits need no folder of data."""
-        privacy: dict[str, Any] = {"unit": "example", "noise_from": self.where, "clip": CLIP}
-        privacy |= {"epsilon": self.epsilon, "delta": DELTA}
-        if not self.epsilon:
-            privacy["noise"] = 1e-9
-
+        privacy = gradient_privacy(self.where, self.epsilon)
         training: dict[str, Any] = {"lr": 1.0, "steps": 10, "batch_size": BATCH}
         federation: dict[str, Any] = {"rounds": 10}
         if self.where == "server":
@@ -307,32 +323,13 @@ class GaussianCell(NamedTuple):
             privacy |= {"secure_sums": True, "colluding": "none"}
 
         algorithm = {"name": self.method, "preset": "private", "feature_clip": TRAINED_CLIP}
-        return make_config(
-            {
-                "seed": self.seed,
-                "algorithm": algorithm,
-                "training": training,
-                "data": {"dataset": "digits", "clients": SITES, "partition": "iid"},
-                "model": {"name": "mlp", "options": {"hidden": 32}},
-                "federation": federation,
-                "evaluation": {"every": 0, "personalized_every": 0},
-                "engine": {"name": "reference"},
-                "privacy": privacy,
-            }
-        )
+        return digits_config(self.seed, algorithm, training, federation, privacy)
 
     def record(self, prepared: PreparedRun, last: RoundReport) -> dict[str, Any]:
         """Return its settings and the accuracies by evaluation point."""
-        if self.epsilon:
-            assert 0.99 * self.epsilon < last.privacy["epsilon"] <= self.epsilon
-
         return {
             **self._asdict(),
-            "told": last.privacy["epsilon"],
-            "noise": last.privacy["noise"],
-            "least_noise": last.privacy["least_noise"],
-            "delta": DELTA,
-            "clip": CLIP,
+            **told_by(last, self.epsilon),
             "feature_clip": TRAINED_CLIP,
             "sites": SITES,
             "num_train": list(prepared.federation.roster.num_train),
