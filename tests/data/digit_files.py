@@ -223,3 +223,59 @@ def write_sun397(folder: Path, _: object = None) -> None:
             save_picture(path, (40 * number, 10 * picture, 0), (70, 90))
 
     (folder / "SUN397/three_levels.csv").write_text(HIERARCHY)
+
+
+def medmnist(generator: np.random.Generator, *, channels: int) -> dict[str, np.ndarray]:
+    """Return the arrays of an archive of MedMNIST with two classes."""
+    arrays = {}
+    shape = (28, 28, channels) if channels > 1 else (28, 28)
+    for part, rows in (("train", TRAIN), ("val", 2), ("test", TEST)):
+        arrays[f"{part}_images"] = random_images(generator, rows, *shape)
+        arrays[f"{part}_labels"] = (np.arange(rows) % 2).astype(np.uint8)[:, None]
+
+    return arrays
+
+
+def write_bloodmnist(folder: Path, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write a data set in color, in the folder of the package."""
+    arrays = medmnist(generator, channels=3)
+    (folder / "MedMNIST").mkdir(exist_ok=True)
+    np.savez_compressed(folder / "MedMNIST/bloodmnist.npz", **arrays)
+    return arrays
+
+
+def write_breastmnist(folder: Path, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write a gray data set where a user may have put it."""
+    arrays = medmnist(generator, channels=1)
+    np.savez(folder / "breastmnist.npz", **arrays)
+    return arrays
+
+
+PATIENT = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0\n"
+
+
+def write_heart(folder: Path, _: object = None) -> None:
+    """Write two patients of each hospital, the second one with cells that say nothing."""
+    sites = ("cleveland", "hungarian", "switzerland", "va")
+    (folder / "heart").mkdir(exist_ok=True)
+    for number, site in enumerate(sites, 1):
+        second = f"5{number},0,4,0,0,?,-9,120,1,-.5,?,?,?,{number}\n"
+        (folder / f"heart/processed.{site}.data").write_text(PATIENT + second)
+
+
+HAR_PEOPLE = {"train": [3, 3, 3, 1, 1], "test": [2, 2, 2]}
+HAR_ACTIVITIES = {"train": [5, 5, 1, 6, 6], "test": [2, 2, 3]}
+
+
+def write_har(folder: Path, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write five windows of two people and three of another one; return the features by part."""
+    windows = {}
+    for part, people in HAR_PEOPLE.items():
+        place = folder / "UCI HAR Dataset" / part
+        place.mkdir(parents=True, exist_ok=True)
+        windows[part] = generator.uniform(-1, 1, (len(people), 561)).astype(np.float32)
+        np.savetxt(place / f"X_{part}.txt", windows[part], fmt=" %.9e")
+        np.savetxt(place / f"y_{part}.txt", HAR_ACTIVITIES[part], fmt="%d")
+        np.savetxt(place / f"subject_{part}.txt", people, fmt="%d")
+
+    return windows

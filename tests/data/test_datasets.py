@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import os
 import pickle
@@ -317,6 +318,48 @@ def test_pictures_are_cropped_to_their_middle() -> None:
     assert (square == (0, 200, 0)).all()
 
 
+# MedMNIST, heart disease, UCI HAR.
+
+
+def test_validation_images_of_medmnist_follow_the_training_images(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    for name, channels in (("bloodmnist", 3), ("breastmnist", 1)):
+        arrays = getattr(digit_files, f"write_{name}")(tmp_path, generator)
+        dataset = load_dataset(name, tmp_path)
+        parts = [arrays[f"{part}_images"] for part in ("train", "val", "test")]
+        expected = np.concatenate(parts).reshape(-1, 28, 28, channels)
+        np.testing.assert_array_equal(dataset.x, expected)
+        assert dataset.y.tolist() == [0, 1, 0, 1, 0, 0, 1, 0, 1, 0]
+        assert dataset.num_official_train == TRAIN + 2 and dataset.subset
+
+
+def test_hospitals_are_domains_and_cells_without_a_measurement_are_empty(tmp_path: Path) -> None:
+    digit_files.write_heart(tmp_path)
+    dataset = load_dataset("heart", tmp_path)
+    assert dataset.domain_names == ("Cleveland", "Budapest", "Switzerland", "Long Beach")
+    assert dataset.domains is not None and dataset.domains.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert dataset.y.tolist() == [0, 1] * 4
+    expected = [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3, 3, 0, 6]
+    np.testing.assert_allclose(dataset.x[0], expected, rtol=1e-6)
+    # pressure, cholesterol, sugar, ECG, slope, vessels and scan: 0, ? and -9
+    assert np.flatnonzero(np.isnan(dataset.x[1])).tolist() == [3, 4, 5, 6, 10, 11, 12]
+
+
+def test_people_are_domains_and_overlapping_windows_stay_together(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    windows = digit_files.write_har(tmp_path, generator)
+    dataset = load_dataset("har", tmp_path)
+    order = [3, 4, 5, 6, 7, 0, 1, 2]
+    np.testing.assert_array_equal(dataset.x, np.concatenate(list(windows.values()))[order])
+    assert dataset.domain_names == ("person 1", "person 2", "person 3")
+    assert dataset.domains is not None and dataset.domains.tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert dataset.y.tolist() == [5, 5, 1, 1, 2, 4, 4, 0]
+    assert dataset.groups is not None and dataset.groups.tolist() == [0, 0, 1, 1, 2, 3, 3, 4]
+    assert dataset.num_official_train == 8 and dataset.kind == "table"
+
+
 # DIGIT-5.
 
 
@@ -370,6 +413,10 @@ WRITERS = {
     "femnist": digit_files.write_femnist,
     "tiny_imagenet": digit_files.write_tiny_imagenet,
     "sun397": digit_files.write_sun397,
+    "bloodmnist": digit_files.write_bloodmnist,
+    "breastmnist": digit_files.write_breastmnist,
+    "heart": digit_files.write_heart,
+    "har": digit_files.write_har,
 }
 
 
@@ -424,6 +471,29 @@ def leaf_entry(x: Any, y: Any) -> bytes:
 
 
 ROW = [0.5] * 784
+
+
+def archive(**changes: Any) -> bytes:
+    """Return an archive of a gray data set of MedMNIST with other arrays; None: without it."""
+    arrays = digit_files.medmnist(np.random.default_rng(0), channels=1) | changes
+    stream = io.BytesIO()
+    present = {name: array for name, array in arrays.items() if array is not None}
+    np.savez(stream, allow_pickle=True, **present)
+    return stream.getvalue()
+
+
+BREAST = "breastmnist.npz"
+HEART = "heart/processed.va.data"
+X_TEST = "UCI HAR Dataset/test/X_test.txt"
+Y_TEST = "UCI HAR Dataset/test/y_test.txt"
+
+
+def patient(old: str, new: str) -> bytes:
+    return digit_files.PATIENT.replace(old, new).encode()
+
+
+def window_lines(value: str, columns: int = 561) -> bytes:
+    return (" ".join([value] * columns) + "\n").encode() * 3
 
 
 @pytest.mark.parametrize(
@@ -482,8 +552,37 @@ ROW = [0.5] * 784
         ("sun397", "SUN397/three_levels.csv", b"category,indoor\n/a/abbey,1\n"),
         ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", b"../../etc\n"),
         ("tiny_imagenet", "tiny-imagenet-200/val/val_annotations.txt", b"val_1.JPEG\tn1\n"),
+        ("breastmnist", BREAST, archive(val_labels=None)),
+        ("breastmnist", BREAST, archive(val_images=np.zeros((2, 28, 28)))),
+        ("breastmnist", BREAST, archive(val_images=np.zeros((2, 28, 28, 3), np.uint8))),
+        ("breastmnist", BREAST, archive(val_images=np.zeros((0, 28, 28), np.uint8))),
+        ("breastmnist", BREAST, archive(val_images=np.zeros((3, 28, 28), np.uint8))),
+        ("breastmnist", BREAST, archive(test_labels=np.zeros(TEST, np.uint8))),
+        ("breastmnist", BREAST, archive(test_labels=np.zeros((TEST, 14), np.uint8))),
+        ("breastmnist", BREAST, archive(test_labels=np.full((TEST, 1), 2))),
+        ("breastmnist", BREAST, archive(test_labels=np.full((TEST, 1), 0.5))),
+        ("breastmnist", BREAST, archive(test_labels=np.array([[{}]] * TEST))),  # a pickle
+        ("heart", HEART, patient(",0\n", "\n")),
+        ("heart", HEART, patient(",0\n", ",0,0\n")),
+        ("heart", HEART, patient(",0\n", ",5\n")),
+        ("heart", HEART, patient(",0\n", ",0.5\n")),
+        ("heart", HEART, patient(",0\n", ",?\n")),
+        ("heart", HEART, patient("145.0", "high")),
+        ("heart", HEART, patient("145.0", "inf")),
+        ("heart", HEART, patient("145.0", "1e300")),
+        ("heart", HEART, b"age,sex\n" + patient("", "")),
+        ("har", X_TEST, window_lines("0.5", 560)),
+        ("har", X_TEST, window_lines("1.5")),
+        ("har", X_TEST, window_lines("nan")),
+        ("har", X_TEST, window_lines("x")),
+        ("har", Y_TEST, b"1\n2\n7\n"),
+        ("har", Y_TEST, b"0\n2\n3\n"),
+        ("har", Y_TEST, b"1.5\n2\n3\n"),
+        ("har", Y_TEST, b"1 1\n2 2\n3 3\n"),
+        ("har", Y_TEST, b"1\n2\n"),
+        ("har", "UCI HAR Dataset/test/subject_test.txt", b"2\n2\n31\n"),
     ],
-    ids=map(str, range(49)),
+    ids=map(str, range(78)),
 )
 def test_content_that_makes_no_sense_is_refused(
     tmp_path: Path, generator: np.random.Generator, name: str, place: str, raw: bytes

@@ -1,5 +1,6 @@
 """The readers on the original data, where it is."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -48,3 +49,34 @@ def test_cifar_has_the_published_statistics(
     pixels, labels = load(data_dir, name, folder)
     np.testing.assert_allclose(pixels.mean(axis=0) / 255, mean, atol=1e-4)
     assert labels[0] == label
+
+
+def test_the_four_hospitals_have_the_published_patients(data_dir: Path, tmp_path: Path) -> None:
+    """The real measurements, in the form of the published files."""
+    if not (data_dir / "heart/Cleveland.csv").is_file():
+        pytest.skip(f"no heart in {data_dir}")
+
+    sites = {
+        "Cleveland": "cleveland",
+        "Budapest": "hungarian",
+        "Switzerland": "switzerland",
+        "Long-Beach": "va",
+    }
+    (tmp_path / "heart").mkdir()
+    for table, part in sites.items():
+        with (data_dir / f"heart/{table}.csv").open() as file:
+            rows = list(csv.reader(file))[1:]
+
+        lines = []
+        for *cells, disease in rows:
+            measured = [cell or "?" for cell in cells]
+            lines.append(",".join([*measured, "2" if disease == "yes" else "0"]) + "\n")
+        (tmp_path / f"heart/processed.{part}.data").write_text("".join(lines))
+
+    dataset = load_dataset("heart", tmp_path)
+    assert not dataset.subset and dataset.domains is not None
+    assert np.bincount(dataset.domains).tolist() == [303, 294, 123, 200]
+    assert np.bincount(dataset.domains[dataset.y == 1]).tolist() == [139, 106, 115, 149]
+    # cholesterol of 0: all of Switzerland, and others of Budapest and Long Beach
+    empty = np.isnan(dataset.x[:, 4])
+    assert np.bincount(dataset.domains[empty], minlength=4).tolist() == [0, 23, 123, 56]

@@ -195,7 +195,36 @@ def _emnist(split: str, what: str, examples: int, function: str = "load_emnist")
     )
 
 
+def _medmnist(
+    name: str, what: str, examples: int, md5: str, license: str = "CC BY 4.0"
+) -> KnownDataset:
+    """Return the row of one data set of MedMNIST."""
+    url = f"https://zenodo.org/record/6496656/files/{name}.npz?download=1"
+    return KnownDataset(
+        "medmnist:load",
+        f"MedMNIST: {what}, 28x28 pixels",
+        examples,
+        (f"MedMNIST/{name}.npz", f"{name}.npz"),
+        (PublishedFile(url, f"MedMNIST/{name}.npz", f"md5:{md5}"),),
+        license=license,
+        citation="Yang, Shi, Wei et al. 2023, MedMNIST v2: a large-scale lightweight benchmark for "
+        "2D and 3D biomedical image classification, Scientific Data.",
+        tested_on="synthetic",
+    )
+
+
+_HEART_FILES = "processed.cleveland.data, .hungarian.data, .switzerland.data and .va.data"
+
 DATASETS: Mapping[str, KnownDataset] = {
+    "bloodmnist": _medmnist(
+        "bloodmnist", "17,092 blood cells, 8 classes", 17_092, "7053d0359d879ad8a5505303e11de1dc"
+    ),
+    "breastmnist": _medmnist(
+        "breastmnist",
+        "780 ultrasound images of the breast, 2 classes",
+        780,
+        "750601b1f35ba3300ea97c75c52ff8f6",
+    ),
     "cifar10": KnownDataset(
         "cifar:load",
         "60,000 color photographs of 32x32 pixels, 10 classes",
@@ -219,6 +248,13 @@ DATASETS: Mapping[str, KnownDataset] = {
         ("cifar-100-python/*",),
         (_CIFAR100,),
         citation=_KRIZHEVSKY,
+    ),
+    "dermamnist": _medmnist(
+        "dermamnist",
+        "10,015 photographs of skin lesions, 7 classes",
+        10_015,
+        "0744692d530f8e62ec473284d019b0c7",
+        "CC BY-NC 4.0",
     ),
     "digit5": KnownDataset(
         "digit5:load",
@@ -278,6 +314,31 @@ DATASETS: Mapping[str, KnownDataset] = {
         "settings, arXiv:1812.01097.",
         tested_on="synthetic",
     ),
+    "har": KnownDataset(
+        "har:load",
+        "10,299 windows of a smartphone's signals by person (UCI HAR), 561 features, 6 activities",
+        10_299,
+        ("UCI HAR Dataset/t*/*.txt",),
+        elsewhere="the UCI repository has it, https://archive.ics.uci.edu/dataset/240 (Human "
+        "Activity Recognition Using Smartphones): put its folder 'UCI HAR Dataset' with train and "
+        "test into the data folder.",
+        license="CC BY 4.0 (UCI Machine Learning Repository)",
+        citation="Anguita, Ghio, Oneto, Parra and Reyes-Ortiz 2013, A public domain dataset for "
+        "human activity recognition using smartphones, ESANN.",
+        tested_on="synthetic",
+    ),
+    "heart": KnownDataset(
+        "heart:load",
+        "920 patients of four hospitals, 13 measurements, whether the heart is diseased",
+        920,
+        ("heart/processed.*.data",),
+        elsewhere="the UCI repository has it, https://archive.ics.uci.edu/dataset/45 (Heart "
+        f"Disease): put {_HEART_FILES} into heart.",
+        license="CC BY 4.0 (UCI Machine Learning Repository)",
+        citation="Janosi, Steinbrunn, Pfisterer and Detrano 1989, Heart Disease, UCI Machine "
+        "Learning Repository.",
+        tested_on="synthetic",
+    ),
     "mnist": KnownDataset(
         "mnist:load",
         "70,000 handwritten digits of 28x28 pixels, 10 classes",
@@ -294,6 +355,48 @@ DATASETS: Mapping[str, KnownDataset] = {
         ("MNIST-M/**/*",),
         elsewhere=_MNIST_M_FOLDER,
         citation=_GANIN,
+    ),
+    "octmnist": _medmnist(
+        "octmnist",
+        "109,309 scans of the retina, 4 classes",
+        109_309,
+        "c68d92d5b585d8d81f7112f81e2d0842",
+    ),
+    "organamnist": _medmnist(
+        "organamnist",
+        "58,850 organs, axial, 11 classes",
+        58_850,
+        "866b832ed4eeba67bfb9edee1d5544e6",
+    ),
+    "organcmnist": _medmnist(
+        "organcmnist",
+        "23,660 organs, coronal, 11 classes",
+        23_660,
+        "0afa5834fb105f7705a7d93372119a21",
+    ),
+    "organsmnist": _medmnist(
+        "organsmnist",
+        "25,221 organs, sagittal, 11 classes",
+        25_221,
+        "e5c39f1af030238290b9557d9503af9d",
+    ),
+    "pathmnist": _medmnist(
+        "pathmnist",
+        "107,180 images of colon tissue, 9 classes",
+        107_180,
+        "a8b06965200029087d5bd730944a56c1",
+    ),
+    "pneumoniamnist": _medmnist(
+        "pneumoniamnist",
+        "5,856 X-ray images of children's chests, 2 classes",
+        5_856,
+        "28209eda62fecd6e6a2d98b1501bb15f",
+    ),
+    "retinamnist": _medmnist(
+        "retinamnist",
+        "1,600 images of the retina, 5 grades",
+        1_600,
+        "bd4c0672f1bba3e3a89f0e4e876791e4",
     ),
     "sun397": KnownDataset(
         "sun397:load",
@@ -345,6 +448,12 @@ DATASETS: Mapping[str, KnownDataset] = {
         6_000,
         license="Apache-2.0 (fedtailor)",
         citation="made by fedtailor.",
+    ),
+    "tissuemnist": _medmnist(
+        "tissuemnist",
+        "236,386 kidney cells, 8 classes",
+        236_386,
+        "ebe78ee8b05294063de985d821c1c34b",
     ),
     "tiny_imagenet": KnownDataset(
         "tiny_imagenet:load",

@@ -1,0 +1,154 @@
+"""MedMNIST: medical images of 28x28 pixels, one NumPy archive for each of eleven data sets.
+
+An archive has ``train_images``, ``val_images`` and ``test_images``, bytes (rows, 28, 28) or, in
+color, (rows, 28, 28, 3), and ``train_labels``, ``val_labels`` and ``test_labels``, whole numbers
+(rows, 1). Yang, Shi, Wei et al. 2023, "MedMNIST v2: a large-scale lightweight benchmark for 2D and
+3D biomedical image classification", Scientific Data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedtailor.data.dataset import Dataset, check_labels
+from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
+from fedtailor.data.own.findings import Unusable
+from fedtailor.data.own.npz import read_archive
+
+_PARTS = ("train", "val", "test")
+_SIDE = 28
+
+_ORGANS = (
+    "bladder",
+    "femur-left",
+    "femur-right",
+    "heart",
+    "kidney-left",
+    "kidney-right",
+    "liver",
+    "lung-left",
+    "lung-right",
+    "pancreas",
+    "spleen",
+)
+_CLASSES: Mapping[str, tuple[str, ...]] = {
+    "bloodmnist": (
+        "basophil",
+        "eosinophil",
+        "erythroblast",
+        "immature granulocyte",
+        "lymphocyte",
+        "monocyte",
+        "neutrophil",
+        "platelet",
+    ),
+    "breastmnist": ("malignant", "normal or benign"),
+    "dermamnist": (
+        "actinic keratosis",
+        "basal cell carcinoma",
+        "benign keratosis",
+        "dermatofibroma",
+        "melanoma",
+        "melanocytic nevus",
+        "vascular lesion",
+    ),
+    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    "organamnist": _ORGANS,
+    "organcmnist": _ORGANS,
+    "organsmnist": _ORGANS,
+    "pathmnist": (
+        "adipose",
+        "background",
+        "debris",
+        "lymphocytes",
+        "mucus",
+        "smooth muscle",
+        "normal colon mucosa",
+        "cancer-associated stroma",
+        "colorectal adenocarcinoma epithelium",
+    ),
+    "pneumoniamnist": ("normal", "pneumonia"),
+    "retinamnist": ("grade 0", "grade 1", "grade 2", "grade 3", "grade 4"),
+    "tissuemnist": (
+        "collecting duct",
+        "distal convoluted tubule",
+        "glomerular endothelial cells",
+        "interstitial endothelial cells",
+        "leukocytes",
+        "podocytes",
+        "proximal tubule segments",
+        "thick ascending limb",
+    ),
+}
+"""Names of classes by data set."""
+_COLOR = ("bloodmnist", "dermamnist", "pathmnist", "retinamnist")
+
+
+def load(files: Files) -> Dataset:
+    """Load a data set from MedMNIST/NAME.npz.
+
+    The official training part is the training part of the archive, followed by its validation part.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    path = files.find(f"MedMNIST/{files.dataset}.npz", f"{files.dataset}.npz")
+    arrays = _read_arrays(files.read(path), path)
+    classes = _CLASSES[files.dataset]
+    channels = 3 if files.dataset in _COLOR else 1
+
+    images = []
+    labels = []
+    for part in _PARTS:
+        images.append(_images(path, f"{part}_images", arrays, channels))
+        labels.append(_labels(path, f"{part}_labels", arrays, len(classes)))
+        check_count(path, labels[-1], images[-1])
+
+    return Dataset(
+        name=files.dataset,
+        x=np.concatenate(images),
+        y=np.concatenate(labels),
+        num_classes=len(classes),
+        class_names=classes,
+        num_official_train=len(labels[0]) + len(labels[1]),
+        sources=files.sources,
+    )
+
+
+def _read_arrays(raw: bytes, path: Path) -> dict[str, np.ndarray]:
+    """Return the six arrays of an archive by name."""
+    names = [f"{part}_{content}" for part in _PARTS for content in ("images", "labels")]
+    allowed = f"a NumPy archive with the arrays {', '.join(names)}"
+    try:
+        arrays, present = read_archive(raw, names, limit=MAX_BYTES)
+    except Unusable as error:
+        raise damaged(path, allowed, error) from error
+
+    if len(arrays) < len(names):
+        raise damaged(path, allowed, f"the arrays {', '.join(present) or 'of none'}")
+    return arrays
+
+
+def _images(path: Path, name: str, arrays: Mapping[str, np.ndarray], channels: int) -> np.ndarray:
+    """Return the images of a part (rows, 28, 28, channels)."""
+    images = arrays[name]
+    shape = (_SIDE, _SIDE, channels) if channels > 1 else (_SIDE, _SIDE)
+    if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
+        allowed = f"'{name}' as bytes (rows, {', '.join(map(str, shape))})"
+        raise damaged(path, allowed, f"{images.dtype} {images.shape}")
+
+    return images.reshape(-1, _SIDE, _SIDE, channels)
+
+
+def _labels(
+    path: Path, name: str, arrays: Mapping[str, np.ndarray], num_classes: int
+) -> np.ndarray:
+    """Return the labels of a part (rows,)."""
+    labels = arrays[name]
+    if labels.ndim != 2 or labels.shape[1] != 1:
+        raise damaged(path, f"'{name}' of shape (rows, 1)", f"shape {labels.shape}")
+
+    return check_labels(labels[:, 0], num_classes, where=f"{path}, '{name}'")
