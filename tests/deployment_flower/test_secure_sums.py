@@ -30,6 +30,7 @@ DATA = divide_digits(NAMES, rows=40)
 SECURE = {**VALUES, "privacy": {"secure_sums": True}}
 ALWAYS = "fedavg"
 METHODS = [ALWAYS, "scaffold", "fedrep", "pfedfda", "ifca", "fedpac"]
+OPTIONS = {"fedpac": {"combine_heads": False}}
 pytestmark = pytest.mark.xdist_group("processes")
 
 
@@ -39,8 +40,9 @@ def deployment_of(path, **world):
     return Deployment(made.write(lambda folder, name: write_arrays(folder, *DATA[name])))
 
 
-def begin(deployment):
-    """Start the server for a new run, and return its number."""
+def begin(deployment, method):
+    """Start the server for a new run of a method, and return its number."""
+    deployment.configure(algorithm={"name": method, **OPTIONS.get(method, {})})
     number = len(list(deployment.server.glob("runs/*"))) + 1
     deployment.serve(*(["--new"] if number > 1 else []))
     return number
@@ -66,9 +68,7 @@ def of_three(tmp_path_factory):
     [name if name == ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
 )
 def test_sums_under_masks_have_the_bits_of_a_simulation(of_three, name):
-    options = {"combine_heads": False} if name == "fedpac" else {}
-    of_three.configure(algorithm={"name": name, **options})
-    number = begin(of_three)
+    number = begin(of_three, name)
     assert of_three.serving.wait() == 0, of_three.tails()
     world = of_three.world
     print(name, [round(line["seconds"]["train"], 1) for line in of_three.rounds(number)])
@@ -77,9 +77,8 @@ def test_sums_under_masks_have_the_bits_of_a_simulation(of_three, name):
 
 @pytest.mark.slow
 def test_a_site_without_which_there_is_no_sum_is_waited_for(of_three):
-    of_three.configure(algorithm={"name": "fedavg"})
     before = len(requests_of(of_three, "office"))
-    number = begin(of_three)
+    number = begin(of_three, "fedavg")
     wait_for_request(of_three, "office", "train", 2, before)
     of_three.kill_all("office")
     of_three.start_site("office")
@@ -143,7 +142,8 @@ def finish(deployment, number):
 
 
 @pytest.mark.slow
-def test_sites_that_are_killed_in_every_exchange(of_four):
+@pytest.mark.parametrize("method", METHODS)
+def test_sites_that_are_killed_in_every_exchange(of_four, method):
     """In each, the site has just received the request, and has perhaps answered."""
     before = {name: len(requests_of(of_four, name)) for name in NAMES}
 
@@ -151,7 +151,7 @@ def test_sites_that_are_killed_in_every_exchange(of_four):
         wait_for_request(of_four, name, kind, round, before[name])
         of_four.kill_all(name)
 
-    number = begin(of_four)
+    number = begin(of_four, method)
     kill_at("clinic", "keys", None)
     of_four.start_site("clinic")
 
@@ -169,8 +169,9 @@ def test_sites_that_are_killed_in_every_exchange(of_four):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_in_every_exchange(of_four):
-    number = begin(of_four)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_server_that_is_killed_in_every_exchange(of_four, method):
+    number = begin(of_four, method)
 
     def kill():
         of_four.kill_all("server")

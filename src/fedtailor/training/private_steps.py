@@ -19,6 +19,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
+from torch.linalg import vector_norm
 
 from fedtailor.core import rng
 from fedtailor.core.devices import to_device, to_host
@@ -30,8 +31,8 @@ from fedtailor.training.one_client import PLAN, StepBuffers
 from fedtailor.training.optimizer import Optimizer
 from fedtailor.training.phase import Phase
 
-_MOST_NUMBERS = 2**24
-"""Numbers of the gradients of examples that are held at once: 64 MiB."""
+_MOST_NUMBERS = 2**21
+"""Numbers of the gradients of examples that are held at once: 8 MiB, which stay in the cache."""
 _EXAMPLE = 2**32
 """The key of an example's loss is that of the step, moved by this times one more than its row."""
 
@@ -197,15 +198,17 @@ class _PrivateSteps:
             return []
 
         rows = [gradient.reshape(len(gradient), -1) for gradient in gradients]
-        squares = [row.double().square().sum(1) for row in rows]
-        norm = torch.stack(squares).sum(0).sqrt()
+        norms = [vector_norm(row, dim=1, dtype=torch.float64) for row in rows]
+        norm = vector_norm(torch.stack(norms), dim=0)
         # An example whose gradient is not finite has no part.
         is_finite = torch.isfinite(norm)
         factor = (self.clip / norm.clamp(min=self.clip)).masked_fill(~is_finite, 0.0)
+        if not is_finite.all():
+            rows = [torch.where(is_finite[:, None], row, 0.0) for row in rows]
+
         sums = []
         for row, gradient in zip(rows, gradients, strict=True):
-            finite = torch.where(is_finite[:, None], row, 0.0)
-            sums.append((factor.to(finite.dtype) @ finite).view(gradient.shape[1:]))
+            sums.append((factor.to(row.dtype) @ row).view(gradient.shape[1:]))
         return sums
 
     def with_noise(self, totals: list[Tensor], step: int) -> list[Tensor]:
