@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen lint types format docs clean
+.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen lint types format docs docs-serve clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -76,11 +76,16 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed
-	$(BIN)/python tools/write_pages.py
+# the documentation as a site, in docs/_build/html; a dead link or a page in no list is an error
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html 8000
 
 clean:
-	rm -rf $(VENV) $(FLOWER) .venv-ray build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) .venv-ray build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch comes first and exactly pinned: a looser resolution elsewhere could pull another build of several gigabytes
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -93,6 +98,10 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 
 $(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
 	$(PIP) install --quiet -r requirements-test.lock
+	@touch $@
+
+$(VENV)/.installed-docs: requirements-docs.lock $(VENV)/.installed
+	$(PIP) install --quiet -r requirements-docs.lock
 	@touch $@
 
 $(FLOWER)/.installed: requirements-flower.lock pyproject.toml

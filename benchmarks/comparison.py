@@ -1,4 +1,4 @@
-"""Every algorithm on Fashion-MNIST by one protocol: the records and rows of docs/comparison.md.
+"""Every algorithm by one protocol: the records and rows of docs/results/comparison.md.
 
     python -m benchmarks.comparison --data-dir DIR [NAME ...]    # what has no record
     python -m benchmarks.comparison --table [NAME ...]           # rows in Markdown
@@ -79,7 +79,7 @@ def read_records() -> dict[str, dict[str, Any]]:
 
 
 def row_of(name: str, record: dict[str, Any]) -> str:
-    """Return a row of the table of docs/comparison.md."""
+    """Return a row of the table of docs/results/comparison.md."""
     metrics = record["metrics"]
     primary = record["primary_evaluation"]
     accuracy = metrics[primary]["accuracy"]

@@ -3,10 +3,10 @@
     python -m benchmarks.temperature [--data-dir DIR] [--only TEXT ...]    # what has no record
     python -m benchmarks.temperature --table
 
-The six federations of docs/scarce-data.md, the defaults of pFedFDA and its preset ``tuned``, each
-with and without the temperature, five seeds with divisions of their own. Every run adds a line to
-``results/temperature.jsonl``: the accuracy and the loss on the clients' test examples, by which
-nothing is chosen, and the temperature.
+The six federations of docs/results/scarce-data.md, the defaults of pFedFDA and its preset
+``tuned``, each with and without the temperature, five seeds with divisions of their own. Every run
+adds a line to ``results/temperature.jsonl``: the accuracy and the loss on the clients' test
+examples, by which nothing is chosen, and the temperature.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     fedtailor run -a one_shot_fda -d digits --clients 20 --encoder edges:encoder
 
 in the folder of this file. It needs no other library; a trained encoder is better (see
-docs/encoders.md).
+docs/howto/encoders.md).
 """
 
 import math

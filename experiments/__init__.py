@@ -1,5 +1,5 @@
 """The experiments of four papers: their settings, our records, and the program that makes them.
 
-It works in a clone of the repository: ``python -m experiments list``. docs/experiments.md explains
-it.
+It works in a clone of the repository: ``python -m experiments list``. docs/results/experiments.md
+explains it.
 """

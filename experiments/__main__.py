@@ -15,8 +15,8 @@
     python -m experiments communication
     python -m experiments runtime
 
-A cell is one method on one data set and setting, a column of a table. docs/experiments.md explains
-the commands.
+A cell is one method on one data set and setting, a column of a table. docs/results/experiments.md
+explains the commands.
 """
 
 from __future__ import annotations

@@ -37,7 +37,23 @@ from fedtailor.experiment.tracking import TRACKERS
 from fedtailor.simulation.engines import EngineOptions
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+WRITTEN = [
+    line.rstrip("/") for line in (DOCS / ".gitignore").read_text().splitlines() if line[0] != "#"
+]
+"""Pages and folders that `make docs` writes."""
+
+
+def is_written(path):
+    """Return whether git does not keep a page, or its folder."""
+    return any(path.resolve().is_relative_to(DOCS / name) for name in WRITTEN)
+
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(path for path in sorted(DOCS.rglob("*.md")) if not is_written(path)),
+]
 
 
 def blocks(page, language):
@@ -80,7 +96,7 @@ def is_runnable(line):
     has_placeholder = "[" in line or "package.module" in line
     has_placeholder |= "server/" in line
     has_placeholder |= bool(re.search(r"\b(RUN|[A-Z]{4,})\b", line))
-    has_placeholder |= "features" in line  # the walk of docs/encoders.md
+    has_placeholder |= "features" in line  # the walk of docs/howto/encoders.md
     return not has_placeholder and "cifar10" not in line and line.split()[1] not in ELSEWHERE
 
 
@@ -126,9 +142,9 @@ def write_tables(folder):
 
 
 def own_algorithm(folder, monkeypatch):
-    """Write the algorithm of docs/new-algorithm.md to a folder that modules come from; return how
+    """Write the algorithm of docs/tutorials/write-a-method.md to a folder that modules come from; return how
     it is checked."""
-    algorithm, check = blocks(ROOT / "docs" / "new-algorithm.md", "python")
+    algorithm, check = blocks(ROOT / "docs" / "tutorials" / "write-a-method.md", "python")
     (folder / "my_algorithm.py").write_text(algorithm)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "my_algorithm", raising=False)
@@ -136,8 +152,8 @@ def own_algorithm(folder, monkeypatch):
 
 
 def write_encoder(folder, monkeypatch):
-    """Write the encoder of docs/encoders.md, with a mean over parts of a picture as its network."""
-    (code, *_) = blocks(ROOT / "docs" / "encoders.md", "python")
+    """Write the encoder of docs/howto/encoders.md, with a mean over parts of a picture as its network."""
+    (code, *_) = blocks(ROOT / "docs" / "howto" / "encoders.md", "python")
     network = "nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten())"
     function = f"\ndef efficientnet():\n    return Resized({network}, 16, [0.5], [0.5])\n"
     (folder / "my_encoders.py").write_text(code + function)
@@ -185,9 +201,13 @@ def test_commands_work_as_written(line, tmp_path, monkeypatch, capsys):
         command = "data partition -d digits --partition iid --out split.json"
         assert main(command.split()) == 0
     if "sweep" in line:
-        (tmp_path / "sweep.toml").write_text(blocks(ROOT / "docs" / "sweeping.md", "toml")[0])
+        (tmp_path / "sweep.toml").write_text(
+            blocks(ROOT / "docs" / "howto" / "sweeping.md", "toml")[0]
+        )
     if "experiment.toml" in line:  # it makes the folder look like that of a run
-        (tmp_path / "experiment.toml").write_text(blocks(ROOT / "docs" / "running.md", "toml")[0])
+        (tmp_path / "experiment.toml").write_text(
+            blocks(ROOT / "docs" / "howto" / "running.md", "toml")[0]
+        )
 
     arguments = shortened(shlex.split(line)[1:], is_in_readme=line in README)
     assert main(arguments) == 0, capsys.readouterr().err
@@ -251,7 +271,7 @@ def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypat
 def test_the_page_of_models_and_the_notebook_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_example(tmp_path)
-    (example,) = blocks(ROOT / "docs" / "models.md", "python")
+    (example,) = blocks(ROOT / "docs" / "howto" / "models.md", "python")
     (there,) = re.findall(r"digit 3/\d+\.png", example)[:1]
     present = sorted(Path("my_hospitals/Charité/digit 3").glob("*.png"))[0].name
     exec(
@@ -289,7 +309,7 @@ def test_the_commands_of_several_machines_are_understood(capsys):
 
 
 def test_the_page_of_sites_names_every_option():
-    page = (ROOT / "docs" / "sites.md").read_text()
+    page = (ROOT / "docs" / "howto" / "sites.md").read_text()
     named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE))))
     options = set()
     for cls in (DeployOptions, SiteOptions, SitePolicy, SitePrivacy):
@@ -344,7 +364,7 @@ def test_the_examples_of_a_configuration_and_of_a_plan_are_valid(tmp_path):
 
 
 def test_the_page_on_runs_names_every_option_and_metric():
-    page = (ROOT / "docs" / "running.md").read_text()
+    page = (ROOT / "docs" / "howto" / "running.md").read_text()
     options = [
         each.name
         for cls in (Training, EngineOptions, CheckpointOptions)
@@ -367,18 +387,31 @@ def test_the_page_on_runs_names_every_option_and_metric():
 def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+            if "://" in target:
+                continue
+
+            path = (page.parent / target).resolve()
+            is_later = page.is_relative_to(DOCS) and is_written(path)  # in the site
+            assert path.exists() or is_later, f"{page.name}: {target}"
 
 
 def test_every_page_is_in_the_list_of_pages():
-    listed = re.findall(r"\]\(([^)]+\.md)\)", (ROOT / "docs" / "README.md").read_text())
-    there = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert set(listed) == there | {"algorithms/README.md", "../CONTRIBUTING.md"}
+    for index in DOCS.glob("*/index.md"):
+        (tree,) = blocks(index, "{toctree}")
+        listed = set(tree.replace(":hidden:", "").split())
+        linked = set(re.findall(r"\]\(([^)]+)\.md\)", index.read_text()))
+        there = {path.stem for path in PAGES if path.parent == index.parent} - {"index"}
+        written = {
+            name.removeprefix(f"{index.parent.name}/").removesuffix(".md")
+            for name in WRITTEN
+            if name.startswith(f"{index.parent.name}/")
+        }
+        written = {name.replace("algorithms", "algorithms/index") for name in written}
+        assert listed == linked == there | written
 
 
 def test_paths_in_the_text_exist():
-    for name in ("CONTRIBUTING.md", "docs/architecture.md"):
+    for name in ("CONTRIBUTING.md",):
         for path in re.findall(
             r"`((?:src|tests|tools|docs|benchmarks|experiments)/[\w/.]+)`",
             (ROOT / name).read_text(),
@@ -390,7 +423,9 @@ def test_every_extra_is_in_the_table_of_extras():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|", (ROOT / "docs" / "howto" / "install.md").read_text(), flags=re.M
+    )
     assert set(rows) == set(extras)
 
 
@@ -404,10 +439,11 @@ def test_the_locks_agree_with_the_project():
             if line[:1].isalpha()
         }
 
-    files = ("requirements.lock", "requirements-test.lock", "requirements-ray.lock")
-    run, test, ray = ((ROOT / name).read_text().splitlines() for name in files)
+    kinds = ("", "-test", "-ray", "-docs")
+    files = [f"requirements{kind}.lock" for kind in kinds]
+    run, test, ray, docs = ((ROOT / name).read_text().splitlines() for name in files)
     extras = project["optional-dependencies"]
-    apart = {*TRACKERS, "ray", "flower"}  # tests have stand-ins of the trackers
+    apart = {*TRACKERS, "ray", "flower", "docs"}  # tests have stand-ins of the trackers
     needed = {name for extra in set(extras) - apart for name in names(extras[extra])}
     assert names(project["dependencies"]) <= names(run)
     assert needed <= names(test) and not needed & names(run)
@@ -415,7 +451,8 @@ def test_the_locks_agree_with_the_project():
     assert names(project["dependencies"]) | names(extras["flower"]) <= names(flower)
     assert names(extras["data"]) <= names(extras["test"]), "tests cover every extra"
     assert names(extras["ray"]) <= names(ray) and not names(ray) & (names(run) | names(test))
-    for line in (*run, *test, *ray):
+    assert names(extras["docs"]) <= names(docs) and not names(docs) & names(run)
+    for line in (*run, *test, *ray, *docs):
         assert not line[:1].isalpha() or re.fullmatch(r"[\w.-]+==[\w.]+", line), (
             f"not an exact version: {line}"
         )

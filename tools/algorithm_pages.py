@@ -1,23 +1,23 @@
-"""Pages of docs/algorithms: one per algorithm, from its docstring and declarations; an index."""
+"""The pages of methods: one per method, from its docstring and declarations, and an index."""
 
 import dataclasses
 import inspect
 import json
 import re
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from docstrings import field_docstrings, inline
+from docstrings import inline
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.message import Field
-from fedtailor.core.options import AsReleased, Range, marks_of
 from fedtailor.core.task import Task
 from fedtailor.experiment.algorithm_card import describe_algorithm, kept
 from fedtailor.models import build_model
+from option_tables import option_table
 
 Card = dict[str, Any]
+
+FOLDER = "reference/algorithms"
 
 MODEL = "cifar_cnn"
 SHAPE = (3, 32, 32)
@@ -39,9 +39,9 @@ SEES = {
 INTRODUCTION = f"""# Algorithms
 
 {{count}} methods. Each follows its paper. Its page lists every difference, and every decision where
-the paper leaves something open or its released code differs. The [glossary](#glossary) explains
-words and symbols. KiB is the largest message of one client in one round, with the model `{MODEL}`
-and {CLASSES} classes. A method whose server sees single clients cannot run under secure
+the paper leaves something open or its released code differs. The [glossary](../glossary.md)
+explains words and symbols. KiB is the largest message of one client in one round, with the model
+`{MODEL}` and {CLASSES} classes. A method whose server sees single clients cannot run under secure
 aggregation.
 
 {{columns}}
@@ -61,25 +61,13 @@ compare new clients of two methods.
 |---|---|---|
 """
 
-GLOSSARY = """
-## Glossary
+TOCTREE = """
+```{toctree}
+:hidden:
+:glob:
 
-* **n_i**: the number of training examples of client i; n: that of the whole cohort. **cohort**: the
-  clients of a round.
-* Symbols are those of the paper. Unless a page says otherwise, **w** (w^t in round t) is the model
-  that the server sends to the cohort, **phi** or **theta** is a body, **mu** and **Sigma** are the
-  class means and the covariance of features. With an index i they belong to client i. **d**: the
-  number of features; **CE**: the cross-entropy; `a <- b`: a becomes b.
-* **head**: the last, linear layer, from features to logits; **body**: the layers below it.
-* **buffer**: numbers of a model that are not trained, such as running statistics of batch
-  normalization; **extra**: trained parameters that belong to neither body nor head. What a page
-  says about the body holds for both.
-* **down, up**: from the server to a client, and from a client to the server.
-* Accuracies are measured at three points, always on the test examples of each client. **global**:
-  the model of the server. **local**: the model of a client right after its training in a round.
-  **personalized**: the model that `personalize` makes from the final server state, the client state
-  and the training examples of the client.
-* **primary evaluation**: the point that the method is about. Compare methods at these points.
+*
+```
 """
 
 
@@ -95,9 +83,10 @@ def pages() -> dict[str, str]:
         NEW_CLIENTS,
     ]
     index += [f"| {c['name']} | {c['onboarding']} | {c['adaptation']} |\n" for c in cards]
-    texts = {"algorithms/README.md": "".join([*index, GLOSSARY])}
+    index.append(TOCTREE)
+    texts = {f"{FOLDER}/index.md": "".join(index)}
     for card in cards:
-        texts[f"algorithms/{card['name']}.md"] = page(card)
+        texts[f"{FOLDER}/{card['name']}.md"] = page(card)
 
     return texts
 
@@ -137,7 +126,7 @@ def page(card: Card) -> str:
         f"# {name}",
         method_text(title),
         method_text(text.strip()),
-        "Words and symbols: [glossary](README.md#glossary).",
+        "Words and symbols: [glossary](../glossary.md).",
         facts(card, cls),
         messages(cls, name),
         options(cls),
@@ -212,45 +201,11 @@ def sent_rows(field: Field) -> str:
 
 def options(cls: type) -> str:
     """Return the table of options."""
-    fields = [field for field in dataclasses.fields(cls) if field.name != "training"]
-    if not fields:
+    names = [field.name for field in dataclasses.fields(cls) if field.name != "training"]
+    if not names:
         return "## Options\n\nOnly those of `[training]`."
 
-    texts = field_docstrings(cls)
-    hints = typing.get_type_hints(cls, include_extras=True)
-    bugs = {name: mark.bug for name, mark in marks_of(cls, AsReleased).items()}
-    rows = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
-    for field in fields:
-        default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
-        if isinstance(field.default, bool):
-            default = default.lower()
-
-        meaning = cell(texts[field.name])
-        if field.name in bugs:
-            meaning += f" *As released (bug)*: {bugs[field.name]}."
-        rows.append(f"| `{field.name}` | `{default}` | {allowed(hints[field.name])} | {meaning} |")
-
-    return "## Options\n\n" + "\n".join(rows)
-
-
-def cell(text: str) -> str:
-    """Return a text for a cell of a table."""
-    return text.replace("*<", r"\*<").replace("|", r"\|")
-
-
-def allowed(hint: Any, marks: Sequence[Any] = ()) -> str:
-    """Return the allowed values of an option, in words."""
-    if typing.get_origin(hint) is typing.Annotated:
-        hint, *marks = typing.get_args(hint)
-
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(allowed(kind, marks) for kind in typing.get_args(hint))
-    if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(f'`"{value}"`' for value in typing.get_args(hint))
-
-    names = {int: "whole number", float: "number", bool: "true, false", str: "text"}
-    ranges = [str(mark) for mark in marks if isinstance(mark, Range)]
-    return " ".join([names[hint], *ranges])
+    return f"## Options\n\n{option_table(cls, names)}"
 
 
 def example(cls: type, name: str) -> str:

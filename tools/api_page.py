@@ -1,43 +1,40 @@
-"""The page docs/api.md: the public names and their docstrings."""
+"""The pages of the public names: which they are. Sphinx takes the rest from the docstrings."""
 
 import ast
 import importlib
 import inspect
-import typing
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+import textwrap
 from types import ModuleType
-from typing import Any
 
 import fedtailor
-from docstrings import assigned_names, constant_docstrings, field_docstrings, inline, markdown
+from docstrings import assigned_names, constant_docstrings
 from import_map import imported_names, modules
 
-INTRODUCTION = """# Public names
+INTRODUCTION = """# Python: {package}
 
-What programs may use: every name below keeps its meaning from one version to the next, and the
-changelog names what changes. Other modules of the package may change at any time. The commands are
-described in [running.md](running.md).
+{title} Every name on this page keeps its meaning from one version to the next, and the changelog
+names what changes. Other modules of the package may change at any time.
 """
 TITLES = {
     "fedtailor": "What a program imports to run experiments, to read their results and to define "
     "its own methods.",
-    "fedtailor.toolkit": "What a method is written with; [new-algorithm.md](new-algorithm.md) "
-    "shows how.",
+    "fedtailor.toolkit": "What a method is written with; [Write a method]"
+    "(../tutorials/write-a-method.md) shows how.",
 }
-WIDTH = 100
+FILES = {"fedtailor": "reference/api.md", "fedtailor.toolkit": "reference/toolkit.md"}
 
 
 def pages() -> dict[str, str]:
-    """Return the text of the page by its path below docs."""
-    parts = [INTRODUCTION]
+    """Return the texts of the pages by their paths below docs."""
+    texts = {}
     for package, names in public_names().items():
-        links = [f"* [`{name}`](#{name.lower()}): {summary(package, name)}" for name in names]
-        parts.append(f"## {package}\n\n{TITLES[package]}\n")
-        parts.append("\n".join(links) + "\n")
-        parts += [entry(package, name) for name in names]
+        parts = [INTRODUCTION.format(package=package, title=TITLES[package])]
+        for name in names:
+            parts.append(f"## {name}\n\n```{{eval-rst}}\n{entry(package, name)}```\n")
 
-    return {"api.md": "\n".join(parts)}
+        texts[FILES[package]] = "\n".join(parts)
+
+    return texts
 
 
 def public_names() -> dict[str, list[str]]:
@@ -78,103 +75,29 @@ def assignment(package: str, name: str) -> str:
     raise ValueError(f"{package} passes on {name}, which {home(package, name)} does not define")
 
 
-def summary(package: str, name: str) -> str:
-    """Return the first line of a docstring."""
-    return inline(documentation(package, name).split("\n\n")[0].replace("\n", " "))
-
-
 def entry(package: str, name: str) -> str:
-    """Return the part of the page about a name."""
+    """Return the directives of Sphinx that document a name."""
     value = getattr(importlib.import_module(package), name)
-    parts = [f"### {name}"]
     if inspect.ismodule(value):
-        parts += [inline(inspect.getdoc(value) or ""), *functions(value)]
-    elif inspect.isclass(value):
-        parts += [signature(name, value), markdown(inspect.getdoc(value) or ""), *members(value)]
-    elif inspect.isroutine(value):
-        parts += [signature(name, value), markdown(inspect.getdoc(value) or "")]
-    else:
-        parts += [f"```python\n{assignment(package, name)}\n```", documentation(package, name)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        return module_entry(value)
+    if inspect.isclass(value):
+        return f".. autoclass:: {package}.{name}\n   :members:\n"
+    if inspect.isroutine(value):
+        return f".. autofunction:: {package}.{name}\n"
+
+    # A constant: its statement, and the text below it.
+    code = textwrap.indent(assignment(package, name), "      ")
+    text = textwrap.indent(documentation(package, name), "   ")
+    return f".. py:data:: {package}.{name}\n\n   .. code-block:: python\n\n{code}\n\n{text}\n"
 
 
-def functions(module: ModuleType) -> Iterator[str]:
-    """Yield the public functions and classes that a module defines."""
+def module_entry(module: ModuleType) -> str:
+    """Return the directives for a module of the toolkit: its text, and what it defines."""
+    names = []
     for name, value in vars(module).items():
         is_defined_here = getattr(value, "__module__", "") == module.__name__
         is_code = inspect.isroutine(value) or inspect.isclass(value)
         if is_defined_here and is_code and not name.startswith("_"):
-            text = inline(inspect.getdoc(value) or "")
-            yield "\n\n".join([signature(name, value), text.split("\n\n")[0]])
+            names.append(name)
 
-
-def members(cls: type) -> Iterator[str]:
-    """Yield the fields, the public properties and the public methods that a class defines."""
-    if fields := field_docstrings(cls):
-        yield listed("Fields", fields)
-
-    properties = {}
-    methods = []
-    for name, value in vars(cls).items():
-        if name.startswith("_"):
-            continue
-        if isinstance(value, property | cached_property):
-            properties[name] = inline(inspect.getdoc(value) or "")
-        elif inspect.isroutine(getattr(cls, name)) and inspect.getdoc(getattr(cls, name)):
-            methods.append(name)
-
-    if properties:
-        yield listed("Properties", properties)
-
-    for name in methods:
-        method = getattr(cls, name)
-        text = markdown(inspect.getdoc(method) or "")
-        yield "\n\n".join([f"#### {cls.__name__}.{name}", signature(name, method), text])
-
-
-def listed(title: str, texts: Mapping[str, str]) -> str:
-    """Return names with their texts as a list."""
-    return f"**{title}**\n\n" + "\n".join(f"* `{name}`: {text}" for name, text in texts.items())
-
-
-def signature(name: str, value: Any) -> str:
-    """Return a signature as code; one parameter a line where it is long."""
-    try:
-        described = inspect.signature(value)
-    except ValueError:  # a class that takes what its base takes
-        return ""
-
-    parameters = list(_parameters(described))
-    returns = "" if inspect.isclass(value) else f" -> {annotation(described.return_annotation)}"
-    line = f"{name}({', '.join(parameters)}){returns}"
-    if len(line) > WIDTH:
-        lines = "".join(f"    {parameter},\n" for parameter in parameters)
-        line = f"{name}(\n{lines}){returns}"
-
-    return f"```python\n{line}\n```"
-
-
-def _parameters(described: inspect.Signature) -> Iterator[str]:
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    keywords_only = False
-    for parameter in described.parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keywords_only:
-            keywords_only = True
-            yield "*"
-
-        text = stars.get(parameter.kind, "") + parameter.name
-        if parameter.annotation is not inspect.Parameter.empty:
-            text += f": {annotation(parameter.annotation)}"
-
-        if parameter.default is not inspect.Parameter.empty:
-            default = repr(parameter.default)
-            text += " = ..." if default.startswith("<") else f" = {default}"
-
-        yield text
-
-
-def annotation(value: Any) -> str:
-    """Return a type as it is written in the source."""
-    if isinstance(value, typing.ForwardRef):
-        return value.__forward_arg__
-    return value if isinstance(value, str) else inspect.formatannotation(value)
+    return f".. automodule:: {module.__name__}\n   :members: {', '.join(names)}\n"

@@ -1,4 +1,4 @@
-"""The page docs/architecture.md, from the import map and the docstrings of the packages."""
+"""The page of the architecture, from the import map and the docstrings of the packages."""
 
 import ast
 from collections.abc import Iterable
@@ -13,17 +13,12 @@ The code is divided into packages: the folders and single modules of `src/fedtai
 way, from a package to packages below it. A test checks every import against this map, and that
 there are no circular imports.
 
-```mermaid
-{arrows}
-```
-
-An arrow leads from a package to a package that it imports; arrows implied by others are left out.
 Everything may import `core`.
 
 **The idea.** An algorithm is the program of *one* client plus the arithmetic of the server, written
 as pure functions over trees of tensors. Engines decide how many clients run at once. No algorithm
 has a client axis, padding, a device or a loop over clients. Where tensors live is decided in
-[`core/devices.py`](../src/fedtailor/core/devices.py): see [Devices](running.md#devices).
+`core/devices.py`: see [Devices](../howto/running.md#devices).
 
 ## The packages
 
@@ -319,9 +314,9 @@ def pages() -> dict[str, str]:
     """Return the text of the page by its path below docs."""
     packages = [package for layer in layers() for package in layer]
     lines = [f"| `{name}` | {sentence(name)} | {imports(name)} |" for name in packages]
-    parts = [INTRODUCTION.format(arrows="\n".join(arrows())) + "\n".join(lines)]
+    parts = [INTRODUCTION + "\n".join(lines)]
 
-    folders = [f"* [`{folder}`](../{folder}): {words}" for folder, words in BESIDE.items()]
+    folders = [f"* `{folder}`: {words}" for folder, words in BESIDE.items()]
     parts += ["Other folders:", "\n".join(folders)]
 
     parts += [DATA_FLOW, numbered(PATH), TRAINING_FLOW, numbered(TRAINING_PATH)]
@@ -334,7 +329,7 @@ def pages() -> dict[str, str]:
         lines.append(f"| {what} | {places} | {how} | {link(tests)} |")
 
     parts.append("\n".join(lines))
-    return {"architecture.md": "\n\n".join(parts) + "\n"}
+    return {"reference/architecture.md": "\n\n".join(parts) + "\n"}
 
 
 def numbered(stops: Iterable[tuple[str, str]]) -> str:
@@ -380,7 +375,7 @@ def link(target: str) -> str:
             raise ValueError(f"{path} defines no {name}: correct tools/architecture_page.py")
     if not path.exists():
         raise ValueError(f"there is no {path}: correct tools/architecture_page.py")
-    return f"[`{shown}`](../{path.relative_to(ROOT).as_posix()})"
+    return f"`{shown}` (`{path.relative_to(ROOT).as_posix()}`)" if ":" in target else f"`{shown}`"
 
 
 @cache
@@ -401,22 +396,3 @@ def _defined_names(statement: ast.stmt) -> list[str]:
         return [statement.name]
 
     return assigned_names(statement)
-
-
-def arrows() -> list[str]:
-    """Return the imports of packages as a Mermaid diagram, without those implied by others."""
-    packages = [package for layer in layers() for package in layer]
-    below = {
-        package: {package_of(place) for place in MAY_IMPORT[package]} & set(packages)
-        for package in packages
-    }
-
-    def reached(package: str) -> set[str]:
-        return below[package].union(*(reached(other) for other in below[package]))
-
-    lines = ["flowchart TD"]
-    for package in packages:
-        indirect = set().union(*(reached(other) for other in below[package]))
-        lines += [f"    {package} --> {other}" for other in sorted(below[package] - indirect)]
-
-    return lines

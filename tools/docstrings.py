@@ -8,15 +8,6 @@ import textwrap
 from itertools import pairwise
 from types import ModuleType
 
-SECTIONS = {
-    "Args": "Arguments",
-    "Returns": "Returns",
-    "Yields": "Yields",
-    "Raises": "Raises",
-    "Example": "Example",
-}
-"""Heading of a section of a docstring -> heading on a page."""
-
 
 def inline(text: str) -> str:
     """Turn the references and literals of reStructuredText into those of Markdown.
@@ -25,30 +16,6 @@ def inline(text: str) -> str:
     'see `Training` and `x`'
     """
     return re.sub(r":(?:class|func|mod|meth|data):`~?([^`]+)`", r"`\1`", text.replace("``", "`"))
-
-
-def markdown(docstring: str) -> str:
-    """Turn a docstring with sections into Markdown: arguments as a list, examples as code."""
-    paragraphs = []
-    for block in re.split(rf"^(?=(?:{'|'.join(SECTIONS)}):$)", docstring, flags=re.MULTILINE):
-        heading, _, rest = block.partition(":\n")
-        if heading in SECTIONS:
-            paragraphs.append(_section(heading, textwrap.dedent(rest).strip()))
-        else:
-            paragraphs.append(inline(block.strip()))
-    return "\n\n".join(paragraphs)
-
-
-def _section(heading: str, text: str) -> str:
-    title = f"**{SECTIONS[heading]}**"
-    if heading == "Example":
-        return f"{title}\n\n```python\n{text.replace('  # doctest: +SKIP', '')}\n```"
-    if heading in ("Returns", "Yields"):
-        return f"{title}: {inline(text)}"
-    items = re.split(r"\n(?=\S)", text)
-    return f"{title}\n\n" + "\n".join(
-        re.sub(r"^([\w.*]+):", r"* `\1`:", inline(item)) for item in items
-    )
 
 
 def field_docstrings(cls: type) -> dict[str, str]:

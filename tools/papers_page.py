@@ -1,7 +1,6 @@
-"""The page docs/papers.md, from the papers' files and our records, and its line in the README."""
+"""The page of the papers' numbers, from the papers' files and our records."""
 
 import math
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -63,9 +62,9 @@ if all of them are: {numbers_within} of {numbers} numbers are. {outside} runs ar
 
 * **Tolerance** is in percentage points, and was stated before the runs, in the papers' files:
   {tolerances}.
-* **Model** is the evaluation point that the paper's number belongs to ([running](running.md)
-  describes them), *averaged* is how it sums up the clients. `experiments/PAPER/paper.toml` holds
-  all settings.
+* **Model** is the evaluation point that the paper's number belongs to (see
+  [running](../howto/running.md)), *averaged* is how it sums up the clients.
+  `experiments/PAPER/paper.toml` holds all settings.
 * **Ours** is the mean over our seeds, *spread* their standard deviation. The seed drives the
   initial model, the cohorts and the order of the examples. The split is the same in all seeds of
   pFedFDA and FedLDA; in pFedVEM's and FedCR's experiments it varies with the seed.
@@ -162,22 +161,7 @@ def pages() -> dict[str, str]:
     parts.append(costs(papers, records))
 
     text = "\n\n".join(part.strip("\n") for part in parts)
-    return {
-        "papers.md": f"{text}\n",
-        "../README.md": readme(f"Of four papers' tables, {tally}"),
-    }
-
-
-def readme(share: str) -> str:
-    """Return the README with the share of runs within tolerance on the line that links the page."""
-    text = (ROOT / "README.md").read_text()
-    line = f"{share} [docs/papers.md](docs/papers.md) has every number and its verdict."
-    pattern = r"^.*\[docs/papers\.md\]\(docs/papers\.md\).*$"
-    changed, replaced = re.subn(pattern, lambda _: line, text, flags=re.MULTILINE)
-    if replaced != 1:
-        raise ValueError(f"README.md must have one line that links docs/papers.md, got {replaced}")
-
-    return changed
+    return {"results/papers.md": f"{text}\n"}
 
 
 def tolerances(papers: Iterable[Paper]) -> str:

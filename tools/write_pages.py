@@ -1,7 +1,7 @@
-"""Write the generated pages of docs: ``make docs``.
+"""Write the pages of the site that follow from code or records. docs/conf.py calls it.
 
 Every module of :data:`WRITERS` has a function ``pages`` that returns the texts of its pages by
-their paths relative to docs. A test fails when a page is not what its writer would write.
+their paths relative to docs. Git does not keep these pages (docs/.gitignore).
 """
 
 import importlib
@@ -14,10 +14,13 @@ WRITERS = (
     "algorithm_pages",
     "api_page",
     "architecture_page",
+    "commands_page",
+    "configuration_page",
+    "data_problems_page",
     "papers_page",
 )
-GENERATED_FOLDERS = ("algorithms",)
-"""Folders that hold generated pages only."""
+GENERATED_FOLDER = DOCS / "reference" / "algorithms"
+"""A folder that holds generated pages only."""
 
 
 sys.path.insert(0, str(ROOT))  # the papers' page reads the package `experiments` of the clone
@@ -29,37 +32,19 @@ def pages_of(writer: str) -> dict[str, str]:
     return texts
 
 
-def outdated(pages: dict[str, str]) -> list[str]:
-    """Return the pages that are missing, different in docs, or written by nobody."""
-    changed = [
-        name
-        for name, text in pages.items()
-        if not (DOCS / name).exists() or (DOCS / name).read_text() != text
-    ]
-    folders = {Path(name).parts[0] for name in pages} & set(GENERATED_FOLDERS)
-    there = [
-        path.relative_to(DOCS).as_posix()
-        for folder in folders
-        for path in (DOCS / folder).iterdir()
-    ]
-    return sorted([*changed, *(name for name in there if name not in pages)])
-
-
 def main() -> None:
     """Write every page that has changed, and remove those that nobody writes any more."""
-    for writer in WRITERS:
-        pages = pages_of(writer)
-        changed = outdated(pages)
-        for name in changed:
-            path = DOCS / name
-            if name in pages:
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(pages[name])
-            else:
-                path.unlink()
-        sys.stderr.write(
-            f"{writer}: {len(pages)} pages, {len(changed)} changed {' '.join(changed)}\n"
-        )
+    pages = {name: text for writer in WRITERS for name, text in pages_of(writer).items()}
+    for name, text in pages.items():
+        path = DOCS / name
+        path.parent.mkdir(exist_ok=True)
+        # A page that is the same keeps its time, so that Sphinx need not read it again.
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+    for path in GENERATED_FOLDER.iterdir():
+        if path.relative_to(DOCS).as_posix() not in pages:
+            path.unlink()
 
 
 if __name__ == "__main__":

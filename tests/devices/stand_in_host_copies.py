@@ -1,5 +1,5 @@
 """The copies to the host of a round: how many there are, and that each has a reason.
-docs/running.md lists them."""
+docs/howto/running.md lists them."""
 
 from collections import Counter
 

@@ -2,8 +2,8 @@
 
 Ranges, fields, study and numbers of plans are checked before any data are read, the sizes of parts
 before any answer. What the checks cannot see, such as the models that a server sends, stays a
-matter of trust: see ``docs/threat-model.md``. No torch, because ``site.toml`` is read by several
-commands that only look at it.
+matter of trust: see ``docs/reference/threat-model.md``. No torch, because ``site.toml`` is read by
+several commands that only look at it.
 """
 
 from __future__ import annotations

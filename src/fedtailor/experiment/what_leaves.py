@@ -1,8 +1,8 @@
 """What leaves a site: one row for every value that it sends or receives.
 
 The rows follow from the declaration of a method's messages (:class:`fedtailor.core.message.Field`),
-by which uploads are checked and bytes are counted. ``docs/what-leaves.md`` says what each kind of
-value can tell about examples.
+by which uploads are checked and bytes are counted. ``docs/reference/what-leaves.md`` says what each
+kind of value can tell about examples.
 """
 
 from __future__ import annotations
@@ -350,7 +350,9 @@ def _by_site(sites: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _notes(record: Mapping[str, Any]) -> list[str]:
     """Return what a reader of the tables must know of this method and this run."""
-    notes = ["docs/what-leaves.md says what these values can tell, and what protects them."]
+    notes = [
+        "docs/reference/what-leaves.md says what these values can tell, and what protects them."
+    ]
     if record["single_sites_in_rounds"]:
         names = ", ".join(f"`{_plain(name)}`" for name in record["single_sites_in_rounds"])
         notes.append(f"**The method works with the values of every single site of {names}.**")

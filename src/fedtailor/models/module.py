@@ -39,7 +39,7 @@ def from_module(
     module's ``__init__``.
 
     Args:
-        module: maps (n, *input_shape) to logits (n, num_classes); it does not change.
+        module: maps ``(n, *input_shape)`` to logits (n, num_classes); it does not change.
         input_shape: shape of one example.
         num_classes: number of classes.
         head: name of the head, such as ``"fc"``; default: the last ``nn.Linear`` with

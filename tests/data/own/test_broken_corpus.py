@@ -1,4 +1,4 @@
-"""Every broken folder ends in what docs/own-data.md says of it, never in a traceback."""
+"""Every broken folder ends in what docs/howto/own-data.md says of it, never in a traceback."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_a_broken_folder_is_reported_and_loads_accordingly(broken):
 
 
 def test_the_page_has_every_kind_of_problem():
-    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "own-data.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ([a-z, ]+) \|", page, flags=re.MULTILINE)
     assert {kind: text.split(", ") for kind, text in rows} == {
         kind: list(entry.severities) for kind, entry in KINDS.items()

@@ -21,14 +21,14 @@ _EXPLAINED = {
 _GLOBAL_EXPLAINED = {"pfedfda": "its global model"}
 """Methods whose global model has a row too, because no other row shows it."""
 
-# The demo's own settings, so that results can be compared with it and with docs/demo.md.
+# The demo's own settings, so that results can be compared with it and with docs/tutorials/demo.md.
 _SAME_SETTINGS = (
     "--rounds 20 --seeds 0,1,2 --set data.fraction=0.25 --set training.momentum=0.5 "
     "--set training.weight_decay=5e-4"
 )
 NEXT_STEPS = (
     "",
-    "Which method is best depends on the data and the training. See docs/demo.md for the numbers.",
+    "Which method is best depends on the data and the training: see docs/tutorials/demo.md.",
     "Next:",
     f"  fedtailor run -a pfedfda {_SAME_SETTINGS} --set algorithm.cov_ridge=0.01",
     f"  fedtailor run -a fedavg_ft {_SAME_SETTINGS} --set training.lr=0.1",

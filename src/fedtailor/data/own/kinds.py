@@ -1,7 +1,7 @@
 """Every kind of problem of a user's own data, and sentences that several share.
 
-To add a kind, write it here and add it where the data are checked: the counts and the page
-``docs/own-data.md`` (``make docs``) take it from here.
+To add a kind, write it here and add it where the data are checked: the counts and the
+reference of the site (``make docs``) take it from here.
 """
 
 from __future__ import annotations

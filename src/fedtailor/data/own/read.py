@@ -41,7 +41,7 @@ def read_own(path: str, options: DataOptions, report: Report = to_nobody) -> Own
     """Read a user's data: a folder, a table, or a function that returns arrays.
 
     The cache is not used. :func:`load_own` accepts exactly the data without an error in the
-    findings; see ``docs/own-data.md`` for every kind of problem.
+    findings; see :mod:`fedtailor.data.own.kinds` for every kind of problem.
 
     Args:
         path: ``data.path``; see :data:`fedtailor.data.own.layout.LAYOUTS`.

@@ -115,10 +115,10 @@ _SMALL_MODEL = 200_000
 """Parameters of a model whose steps are so short that threads hold each other up, if it has no
 convolutions.
 
-Measured on two cores (docs/performance.md): a step of the perceptron takes 0.13 ms in threads and
-0.09 ms in processes; steps of convolutional networks take 0.9 to 3.6 ms, also with 90,000
-parameters, and threads are as fast. A perceptron of 800,000 parameters takes four times as long as
-one of 80,000."""
+Measured on two cores (docs/results/performance.md): a step of the perceptron takes 0.13 ms in
+threads and 0.09 ms in processes; steps of convolutional networks take 0.9 to 3.6 ms, also with
+90,000 parameters, and threads are as fast. A perceptron of 800,000 parameters takes four times as
+long as one of 80,000."""
 _WORTH_A_START = 100_000
 """Steps of every worker that make up for the seconds in which processes start."""
 
