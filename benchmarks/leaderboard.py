@@ -1,0 +1,77 @@
+"""The leaderboard of all methods: the records, the table and the page of docs/leaderboard.md.
+
+    python -m benchmarks.leaderboard --data-dir DIR [METHOD ...] [--only TEXT ...] [--hours NUMBER]
+    python -m benchmarks.leaderboard --list [METHOD ...]      # what is missing
+    python -m benchmarks.leaderboard --estimate               # hours of what is missing
+
+The protocol is :mod:`fedtailor.experiment.leaderboard`. Every cell adds a line to
+``results/leaderboard.jsonl``, and a cell with a line is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from benchmarks.records import RESULTS
+from fedtailor.experiment.leaderboard import (
+    Cell,
+    Record,
+    is_done,
+    make_cells,
+    read_board,
+    run_cells,
+)
+
+RECORDS = RESULTS / "leaderboard.jsonl"
+
+
+def estimate(missing: Sequence[Cell], records: Mapping[str, Record]) -> dict[str, float]:
+    """Return the hours of missing cells by federation, from the cells that have been measured.
+
+    A cell takes as long as the median of its method there, else of its federation. Federations
+    without a record are left out.
+    """
+    hours: dict[str, float] = {}
+    for cell in missing:
+        there = [one for one in records.values() if one["federation"] == cell.federation]
+        alike = [one for one in there if one["method"] == cell.method]
+        seconds = [one["trial_seconds"] for one in alike or there]
+        if seconds:
+            more = statistics.median(seconds) / 3600
+            hours[cell.federation] = hours.get(cell.federation, 0.0) + more
+
+    return hours
+
+
+def main() -> None:
+    """Run what is missing, or say what is."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("methods", nargs="*", help="methods (default: all)")
+    parser.add_argument("--data-dir", default="", help="folder of the data sets")
+    parser.add_argument("--only", nargs="*", default=[], help="parts of the names of cells")
+    parser.add_argument("--hours", type=float, default=math.inf, help="no cell begins after them")
+    parser.add_argument("--list", action="store_true", help="only list what is missing")
+    parser.add_argument("--estimate", action="store_true", help="only say how long it takes")
+    options = parser.parse_args()
+
+    cells = make_cells(options.methods, only=options.only)
+    records = read_board(RECORDS)
+    missing = [cell for cell in cells if not is_done(cell, records)]
+    if options.list:
+        print("\n".join(cell.name for cell in missing))
+    elif options.estimate:
+        hours = estimate(missing, records)
+        for federation, number in hours.items():
+            print(f"{federation:20} {number:5.1f} h")
+        print(f"{'together':20} {sum(hours.values()):5.1f} h")
+    else:
+        run_cells(cells, RECORDS, data_dir=options.data_dir, hours=options.hours, say=print)
+
+
+if __name__ == "__main__":
+    main()

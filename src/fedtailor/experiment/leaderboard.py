@@ -1,0 +1,502 @@
+"""The leaderboard: methods on the same federations, with options that validation examples choose.
+
+A cell is one method on one federation in one repetition: a sweep of at most :data:`TRIALS` trials,
+and the test scores of the trial that was chosen. A repetition has a division of its own, and
+chooses for itself. So no test example of a repetition is among the examples that chose its options.
+
+Records are lines of a file. What changes a result is part of a cell's digest: a record of another
+protocol, or of another version of a user's own method, does not count. No torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedtailor.algorithms import ALGORITHMS
+from fedtailor.core.atomic import append_lines, cut_unfinished_line, make_folder, safe_name
+from fedtailor.core.errors import ConfigError, DataError, FedtailorError, find_name
+from fedtailor.core.options import wrong_value
+from fedtailor.core.reading import damaged, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedtailor.experiment.tracking import RunProgress
+
+    Say = Callable[[str], None]
+
+VERSION = 1
+"""Of the protocol and of a record."""
+TRIALS = 4
+"""Combinations of options that are tried for a method, at most."""
+REPETITIONS = 3
+"""Seeds, or folds, of every method on every federation."""
+LOCAL = "local"
+"""The method that trains the same model at each client alone."""
+Record = dict[str, Any]
+
+
+class BoardFederation(NamedTuple):
+    """A federation of the leaderboard."""
+
+    what: str
+    """In words."""
+    sections: Mapping[str, Mapping[str, Any]]
+    """Of the configuration: data, model, training."""
+    has_folds: bool = False
+    """Whether a repetition is a fold of one division; else it is a seed, with its own division."""
+    baselines: tuple[str, ...] = ()
+    """Models of scikit-learn, of each client alone and of all data in one place. They are trained
+    beside the method ``local``."""
+
+
+_PIXELS = ("majority", "logistic_regression")
+_ROWS = ("majority", "logistic_regression", "random_forest", "gradient_boosting")
+_TRAINING = {"epochs": 2, "batch_size": 20}
+ENCODER = "benchmarks.efficientnet:lite0"
+"""The frozen encoder of the federations on features: it is in the repository, not in the wheel."""
+
+
+def _pictures(
+    dataset: str, partition: str, model: str, **data: Any
+) -> dict[str, Mapping[str, Any]]:
+    """Return the sections of a federation of pictures: 4,000 of them at 20 clients."""
+    sizes = {"subset": 4000, "clients": 20} | data
+    return {
+        "data": {"dataset": dataset, "partition": partition, **sizes},
+        "model": {"name": model},
+        "training": _TRAINING,
+    }
+
+
+def _features(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the same federation on the features of a frozen encoder."""
+    data = {**sections["data"], "encoder": ENCODER}
+    return {**sections, "data": data, "model": {"name": "mlp"}}
+
+
+_SKEW = _pictures("fashion_mnist", "dirichlet(alpha=0.1)", "emnist_cnn")
+_CORRUPTED = _pictures("cifar10", "dirichlet(alpha=0.5)", "cifar_cnn", shift="cifar_s(clients=10)")
+
+FEDERATIONS: Mapping[str, BoardFederation] = {
+    "digits": BoardFederation(
+        "the digits of scikit-learn at 20 clients, label skew Dirichlet(0.1); no download",
+        _pictures("digits", "dirichlet(alpha=0.1)", "mlp", subset=0),
+        baselines=_PIXELS,
+    ),
+    "hospitals": BoardFederation(
+        "920 patients of four hospitals (`heart`), three folds",
+        {
+            "data": {"dataset": "heart", "folds": REPETITIONS},
+            "model": {"name": "mlp"},
+            "training": _TRAINING,
+        },
+        has_folds=True,
+        baselines=_ROWS,
+    ),
+    "table": BoardFederation(
+        "20 domains of 16 features (`synthetic`), whose classes are shifted in each; no download",
+        {"data": {"dataset": "synthetic"}, "model": {"name": "mlp"}, "training": _TRAINING},
+        baselines=_ROWS,
+    ),
+    "skew-0.1": BoardFederation(
+        "4,000 pictures of Fashion-MNIST at 20 clients, label skew Dirichlet(0.1)",
+        _SKEW,
+        baselines=_PIXELS,
+    ),
+    "skew-0.5": BoardFederation(
+        "the same with label skew Dirichlet(0.5)",
+        _pictures("fashion_mnist", "dirichlet(alpha=0.5)", "emnist_cnn"),
+        baselines=_PIXELS,
+    ),
+    "scarce": BoardFederation(
+        "Fashion-MNIST at 40 clients with 63 pictures each, classes by Dirichlet(0.5)",
+        _pictures(
+            "fashion_mnist",
+            "dirichlet_quota(alpha=0.5, quota=63)",
+            "emnist_cnn",
+            subset=0,
+            clients=40,
+        ),
+        baselines=_PIXELS,
+    ),
+    "corrupted": BoardFederation(
+        "4,000 pictures of CIFAR-10 at 20 clients, Dirichlet(0.5), corrupted at ten of them",
+        _CORRUPTED,
+        baselines=("majority",),
+    ),
+    "skew-0.1-features": BoardFederation(
+        "skew-0.1 on features of a frozen EfficientNet-Lite0", _features(_SKEW), baselines=_PIXELS
+    ),
+    "corrupted-features": BoardFederation(
+        "corrupted on features of a frozen EfficientNet-Lite0",
+        _features(_CORRUPTED),
+        baselines=_PIXELS,
+    ),
+}
+"""The federations by name, those of the shortest runs first."""
+_SCHEDULE = {"rounds": 20}
+
+_RATES = [0.01, 0.03, 0.1, 0.3]
+_TWO_RATES = [0.03, 0.1]
+_LR = "training.lr"
+
+
+def _with(option: str, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """Return two learning rates, and two values of an option of the method."""
+    return {_LR: _TWO_RATES, f"algorithm.{option}": values}
+
+
+VALUES: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "apfl": _with("alpha", [0.25, 0.5]),
+    "ditto": _with("penalty", [0.1, 1.0]),
+    "fed3r": {"algorithm.ridge": [0.01, 0.1, 1.0, 10.0]},
+    "fedavg_ft": _with("finetune", ["all", "head"]),
+    "fedcgs": {"algorithm.head": ["shared", "lda", "naive_bayes", "qda"]},
+    "fedcof": {"algorithm.ridge": [0.01, 0.1, 1.0, 10.0]},
+    "fedcr": _with("beta", [0.0005, 0.01]),
+    "feddyn": _with("alpha", [0.01, 0.1]),
+    "fedncm": {_LR: [0.1]},
+    "fedpac": _with("penalty", [0.1, 1.0]),
+    "fedproto": _with("penalty", [0.1, 1.0]),
+    "fedprox": _with("penalty", [0.01, 0.1]),
+    "fedrep": _with("head_epochs", [2, 10]),
+    "fedsr": _with("l2_weight", [0.001, 0.01]),
+    "ifca": _with("clusters", [2, 4]),
+    "knn_per": _with("mixing", [0.25, 0.5]),
+    "moon": _with("penalty", [0.1, 1.0]),
+    "mr_mtl": _with("penalty", [0.1, 1.0]),
+    "one_shot_fda": {"algorithm.blend": [False, True]},
+    "perfedavg": _with("inner_lr", [0.01, 0.1]),
+    "pfedbayes": {"algorithm.personal_lr": [0.001, 0.01], "algorithm.penalty": [1.0, 10.0]},
+    "pfedhn": _with("server_lr", [0.01, 0.1]),
+    "pfedme": {"algorithm.outer_lr": [0.005, 0.05], "algorithm.penalty": [1.0, 15.0]},
+    "pfedvem": _with("head_lr", [0.001, 0.01]),
+}
+"""What is tried for a method; for others, four learning rates."""
+ONE_EXCHANGE = ("fed3r", "fedcgs", "fedcof", "fedncm", "one_shot_fda")
+"""Methods that train no body: they get the model ``linear``, on pixels, features or columns."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a federation in one repetition."""
+
+    federation: str
+    method: str
+    """The name of an algorithm, or ``package.module:Class``."""
+    repetition: int
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict, hash=False)
+    """What is tried; empty: as :data:`VALUES` says."""
+
+    @property
+    def name(self) -> str:
+        """The name of the record."""
+        return f"{self.federation}/{self.method}/{self.repetition}"
+
+    @property
+    def tried(self) -> Mapping[str, Sequence[Any]]:
+        """What is tried."""
+        return self.values or VALUES.get(self.method, {_LR: _RATES})
+
+    def sections(self) -> dict[str, Any]:
+        """Return the configuration of every trial, without what is tried and where the data are."""
+        federation = FEDERATIONS[self.federation]
+        data = {**federation.sections["data"], "val_fraction": 0.2}
+        seed = self.repetition
+        if federation.has_folds:
+            # One division into folds, each of which is tested on once.
+            data |= {"fold": self.repetition + 1}
+            seed = 0
+        else:
+            data |= {"seed": "run"}
+
+        # They are the same for all methods.
+        baselines = ",".join(federation.baselines) if self.method == LOCAL else "none"
+        sections: dict[str, Any] = {
+            **federation.sections,
+            "seed": seed,
+            "data": data,
+            "algorithm": {"name": self.method},
+            "federation": _SCHEDULE,
+            "evaluation": {"every": 0, "baselines": baselines},
+            "checkpoint": {"every": 0},
+        }
+        if self.method in ONE_EXCHANGE:
+            sections["model"] = {"name": "linear"}
+
+        return sections
+
+    @property
+    def digest(self) -> str:
+        """The beginning of a SHA-256 of all that decides the result, but data and versions."""
+        facts = [VERSION, TRIALS, self.sections(), dict(self.tried), source_digest(self.method)]
+        text = json.dumps(facts, sort_keys=True, default=list)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def source_digest(method: str) -> str:
+    """Return the SHA-256 of the module of a user's own method; empty for a method of the table.
+
+    Raises:
+        ConfigError: the module cannot be found.
+    """
+    if method in ALGORITHMS:
+        return ""
+
+    module = method.partition(":")[0]
+    try:
+        found = importlib.util.find_spec(module)
+        path = found.origin if found is not None else None
+    except (ImportError, ValueError) as error:
+        raise wrong_value("method", "a module that can be imported", method, str(error)) from error
+
+    if path is None or not Path(path).is_file():
+        raise wrong_value("method", "package.module:Class, in a file of Python", method)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def make_cells(
+    methods: Sequence[str] = (),
+    *,
+    only: Sequence[str] = (),
+    values: Mapping[str, Sequence[Any]] | None = None,
+) -> list[Cell]:
+    """Return cells: one repetition of all federations before the next repetition.
+
+    Args:
+        methods: names, or ``package.module:Class``; empty: all of the package.
+        only: parts of the names of cells, all of which a name must have.
+        values: what is tried; None: as :data:`VALUES` says.
+
+    Raises:
+        ConfigError: a method is unknown, or more than :data:`TRIALS` combinations would be tried.
+
+    Example:
+        >>> [cell.name for cell in make_cells(["ditto"], only=["digits/", "/0"])]
+        ['digits/ditto/0']
+    """
+    names = []
+    for method in methods or ALGORITHMS:
+        is_own = ":" in method
+        names.append(method if is_own else find_name("algorithm", method, ALGORITHMS, key="method"))
+
+    for method in names:
+        source_digest(method)
+
+    combinations = math.prod(len(tried) for tried in (values or {}).values())
+    if combinations > TRIALS:
+        allowed = f"at most {TRIALS} combinations, as for every method"
+        raise wrong_value("--values", allowed, combinations)
+
+    cells = []
+    for repetition in range(REPETITIONS):
+        for federation in FEDERATIONS:
+            for method in names:
+                cell = Cell(federation, method, repetition, values or {})
+                if all(text in cell.name for text in only):
+                    cells.append(cell)
+
+    return cells
+
+
+# Records.
+
+
+def read_board(path: Path) -> dict[str, Record]:
+    """Return the records of a file by name; the last one of a name counts.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    if not path.exists():
+        return {}
+
+    records = {}
+    for record in read_lines(path):
+        if record.get("version") != VERSION:
+            raise damaged(path, f"every line must have the version {VERSION}")
+        records[str(record.get("name"))] = record
+
+    return records
+
+
+def is_done(cell: Cell, records: Mapping[str, Record]) -> bool:
+    """Return whether there is a record of a cell, of the same protocol and method."""
+    record = records.get(cell.name)
+    return record is not None and record["protocol"] == cell.digest
+
+
+def run_cells(
+    cells: Iterable[Cell],
+    path: Path,
+    *,
+    data_dir: str = "",
+    hours: float = math.inf,
+    work: Path = Path("runs/leaderboard"),
+    progress: RunProgress | None = None,
+    say: Say = lambda _: None,
+) -> dict[str, str]:
+    """Run the cells that have no record, and add a line to the file for each.
+
+    A cell that was interrupted resumes in its folder, which goes when it is done. Whatever the
+    order, the records are the same.
+
+    Args:
+        cells: from :func:`make_cells`.
+        path: the file of the records.
+        data_dir: folder of the data sets.
+        hours: no cell begins after so many of them.
+        work: folder of unfinished cells.
+        progress: is told about every round.
+        say: is told a sentence about every cell.
+
+    Returns:
+        Why cells failed, by their names.
+
+    Raises:
+        DataError: the file is damaged.
+        RunError: it cannot be written.
+    """
+    begin = time.monotonic()
+    records = read_board(path)
+    missing = [cell for cell in cells if not is_done(cell, records)]
+    failures: dict[str, str] = {}
+    without_data: dict[str, str] = {}
+    for number, cell in enumerate(missing, 1):
+        if time.monotonic() - begin > 3600 * hours:
+            say(f"note: {hours:g} hours are over; {len(missing) - number + 1} cells are missing.")
+            break
+
+        if cell.federation in without_data:
+            failures[cell.name] = without_data[cell.federation]
+            continue
+
+        say(f"{number} of {len(missing)}: {cell.name}")
+        try:
+            record = run_cell(cell, data_dir, work, progress)
+        except FedtailorError as error:
+            failures[cell.name] = str(error)
+            say(f"{cell.name} failed: {error}")
+            # Files are missing for all methods alike.
+            if isinstance(error, DataError) and error.key == "data.dir":
+                without_data[cell.federation] = str(error)
+            continue
+
+        make_folder(path.parent)
+        if path.exists():
+            cut_unfinished_line(path)
+        append_lines(path, [record])
+
+    return failures
+
+
+def run_cell(cell: Cell, data_dir: str, work: Path, progress: RunProgress | None = None) -> Record:
+    """Run a cell: a sweep of its trials, and the record of the one that was chosen.
+
+    Raises:
+        ConfigError: the method cannot work on the federation.
+        DataError: data are missing or damaged.
+        RunError: all trials failed, or a file cannot be written.
+    """
+    from fedtailor.experiment.config import make_config
+    from fedtailor.experiment.provenance import commit, machine, versions
+    from fedtailor.experiment.sweep import sweep
+
+    overrides = [("data.dir", data_dir)] if data_dir else []
+    config = make_config(cell.sections(), overrides)
+    folder = work / f"{safe_name(cell.name)}-{cell.digest}"
+    result = sweep(config, values=cell.tried, sampler="grid", out=folder, progress=progress)
+
+    (method,) = result["methods"]
+    best = method["best"]
+    if best is None:
+        raise ConfigError(f"no trial of {cell.name} went through all rounds.")
+
+    record = {
+        "version": VERSION,
+        "name": cell.name,
+        "protocol": cell.digest,
+        "federation": cell.federation,
+        "method": cell.method,
+        "repetition": cell.repetition,
+        "tried": {key: list(values) for key, values in cell.tried.items()},
+        "trials": [
+            {"values": trial["values"], "validation": trial["validation"]}
+            for trial in method["trials"]
+        ],
+        "chosen": best["values"],
+        "validation": best["validation"],
+        **_scores(folder / best["run"]),
+        "trial_seconds": round(method["seconds"], 1),
+        "machine": machine(),
+        "versions": dict(versions()),
+        "commit": commit(),
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+    return record
+
+
+def _scores(folder: Path) -> Record:
+    """Return what the record of a cell has of the chosen run."""
+    from fedtailor.experiment.assembly import make_algorithm
+    from fedtailor.experiment.config import load_config
+    from fedtailor.experiment.reader import CONFIG_FILE, read_provenance, read_run
+
+    run = read_run(folder)
+    result = run.result
+    assert result is not None, "the sweep has chosen a finished run"
+    algorithm = make_algorithm(load_config(folder / CONFIG_FILE))
+    personalized = result["metrics"]["personalized"]
+    return {
+        "rounds": result["rounds"],
+        "evaluation": algorithm.primary_evaluation,
+        "uses_validation": algorithm.chooses_by_validation,
+        "accuracies": list(_accuracies(run.iterate_clients(), result["rounds"])),
+        "clients": run.client_names,
+        "balanced_accuracy": personalized["balanced_accuracy"]["mean"],
+        "baselines": _baselines(result.get("worth_it")),
+        "bytes": result["bytes"],
+        "seconds": round(result["seconds"]["total"], 2),
+        "split_sha256": result["split_sha256"],
+        "data_sha256": read_provenance(folder)["data"]["sha256"],
+    }
+
+
+def _accuracies(lines: Iterable[Record], last: int) -> Iterator[float | None]:
+    """Yield the accuracy of every client's final model on its test examples; None without any."""
+    by_client = {}
+    for line in lines:
+        is_final = line["round"] == last and line["point"] == "personalized"
+        if is_final and line.get("test_set") == "clients":
+            by_client[line["client"]] = line.get("accuracy")
+
+    for client in range(max(by_client) + 1):
+        accuracy = by_client.get(client)
+        yield None if accuracy is None else round(accuracy, 6)
+
+
+def _baselines(worth_it: Record | None) -> dict[str, list[float | None]]:
+    """Return the accuracies of the best model of each client alone, and of all data in one place.
+
+    Empty if no baselines were trained.
+    """
+    if worth_it is None:
+        return {}
+
+    rows = {}
+    for name in ("own", "pooled"):
+        scores = [site["scores"].get(name) for site in worth_it["sites"]]
+        if any(scores):
+            rows[name] = [None if score is None else score["accuracy"] for score in scores]
+
+    return rows
