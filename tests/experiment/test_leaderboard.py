@@ -1,0 +1,216 @@
+"""A leaderboard runs what has no record, chooses without test examples, and can be repeated."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtailor.algorithms import ALGORITHMS
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.data import build
+from fedtailor.experiment import leaderboard
+from fedtailor.experiment.config import make_config
+from fedtailor.experiment.leaderboard import (
+    TRIALS,
+    BoardFederation,
+    Cell,
+    is_done,
+    make_cells,
+    read_board,
+    run_cells,
+)
+from fedtailor.experiment.sweep import make_searches
+from fedtailor.experiment.sweep_options import SweepOptions
+from fedtailor.experiment.tracking import RunProgress
+
+SMALL = {
+    "data": {"dataset": "digits", "partition": "iid", "clients": 3, "fraction": 0.4},
+    "model": {"name": "mlp", "options": {"hidden": 16}},
+    "training": {"epochs": 1, "batch_size": 5},
+    "engine": {"name": "reference"},
+}
+TIMES = ("seconds", "trial_seconds", "machine")
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Make one small federation the leaderboard, and return the place of its records."""
+    federations = {"small": BoardFederation("digits", SMALL, baselines=("majority",))}
+    monkeypatch.setattr(leaderboard, "FEDERATIONS", federations)
+    monkeypatch.setattr(leaderboard, "_SCHEDULE", {"rounds": 2})
+    monkeypatch.setattr(leaderboard, "_RATES", [0.001, 0.1])
+    monkeypatch.setattr(leaderboard, "VALUES", {"fedavg_ft": {"training.lr": [0.001, 0.3]}})
+    return tmp_path / "records.jsonl"
+
+
+def run(path, *methods, only=(), **options):
+    cells = make_cells(methods, only=only)
+    return run_cells(cells, path, work=path.parent / "work", **options)
+
+
+def without_times(records):
+    return [
+        {key: value for key, value in record.items() if key not in TIMES}
+        for record in records.values()
+    ]
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_every_method_has_right_options_and_no_more_trials_than_others(method):
+    cell = Cell("digits", method, 0)
+    options = SweepOptions(sampler="grid", values=dict(cell.tried))
+    (search,) = make_searches(make_config(cell.sections()), options)
+    assert 1 <= search.num_trials <= TRIALS
+    tried = math.prod(len(values) for values in cell.tried.values())
+    # A method without options to choose has one trial, and nothing else is tried in vain.
+    assert search.num_trials == tried
+
+
+def test_one_repetition_of_all_comes_before_the_next():
+    cells = make_cells(["local", "Ditto"])
+    assert [cell.repetition for cell in cells] == sorted(cell.repetition for cell in cells)
+    assert {cell.method for cell in cells} == {"local", "ditto"}
+    assert len({cell.digest for cell in cells}) == len(cells)
+    assert [cell.name for cell in make_cells(only=["hospitals/", "fedrep/1"])] == [
+        "hospitals/fedrep/1"
+    ]
+    with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
+        make_cells(["fedavgg"])
+
+
+def test_folds_are_those_of_one_division():
+    first, second = (Cell("hospitals", "local", number).sections() for number in (0, 1))
+    assert (first["data"].pop("fold"), second["data"].pop("fold")) == (1, 2)
+    assert first == second
+
+
+def test_what_has_a_record_is_not_run_again(small):
+    assert run(small, "fedavg_ft", "local", only=["/0"]) == {}
+    first = small.read_text()
+    records = read_board(small)
+    assert list(records) == ["small/fedavg_ft/0", "small/local/0"]
+    record = records["small/fedavg_ft/0"]
+    assert [trial["values"] for trial in record["trials"]] == [
+        {"training.lr": 0.001},
+        {"training.lr": 0.3},
+    ]
+    best = max(record["trials"], key=lambda trial: trial["validation"])
+    assert record["chosen"] == best["values"] and record["validation"] == best["validation"]
+    assert len(record["accuracies"]) == 3 and record["rounds"] == 2
+    assert not list((small.parent / "work").iterdir())
+
+    said = []
+    assert run(small, "fedavg_ft", only=["/0"], say=said.append) == {} and said == []
+    run(small, "fedavg_ft", only=["/1"])
+    assert small.read_text().startswith(first) and len(read_board(small)) == 3
+    # Another division has other clients.
+    assert read_board(small)["small/fedavg_ft/1"]["split_sha256"] != record["split_sha256"]
+
+
+def test_a_record_of_another_protocol_does_not_count(small, monkeypatch):
+    run(small, "local", only=["/0"])
+    monkeypatch.setattr(leaderboard, "_SCHEDULE", {"rounds": 3})
+    (cell,) = make_cells(["local"], only=["/0"])
+    assert not is_done(cell, read_board(small))
+    run(small, "local", only=["/0"])
+    assert read_board(small)["small/local/0"]["rounds"] == 3 and is_done(cell, read_board(small))
+
+
+def test_an_interrupted_cell_has_the_record_of_one_that_was_not(small, tmp_path):
+    run(small, "fedavg_ft", only=["/0"])
+
+    class Stop(RunProgress):
+        rounds = 0
+
+        def round(self, record):
+            self.rounds += 1
+            if self.rounds == 3:
+                raise KeyboardInterrupt
+
+    again = tmp_path / "again" / "records.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run(again, "fedavg_ft", only=["/0"], progress=Stop())
+    assert not again.exists()
+    run(again, "fedavg_ft", only=["/0"])
+    assert without_times(read_board(again)) == without_times(read_board(small))
+
+
+def test_test_examples_never_choose(small, monkeypatch, tmp_path):
+    """Permuted labels of test examples change the scores, and no choice."""
+    methods = ("fedavg_ft", "local", "pfedfda", "fedcgs", "knn_per", "fedfomo")
+    run(small, *methods, only=["/0"])
+    honest = read_board(small)
+
+    divide = build.divide
+
+    def permuted(*args, **kwargs):
+        division = divide(*args, **kwargs)
+        test = np.concatenate([client.test for client in division.positions])
+        labels = division.dataset.y.copy()
+        labels[test] = np.random.default_rng(0).permutation(labels[test])
+        object.__setattr__(division.dataset, "y", labels)
+        return division
+
+    monkeypatch.setattr(build, "divide", permuted)
+    other = tmp_path / "other" / "records.jsonl"
+    run(other, *methods, only=["/0"])
+    for name, record in read_board(other).items():
+        assert record["trials"] == honest[name]["trials"]
+        assert record["chosen"] == honest[name]["chosen"]
+        assert record["accuracies"] != honest[name]["accuracies"]
+
+
+def test_no_cell_begins_after_the_hours(small):
+    said = []
+    run(small, "local", hours=0, say=said.append)
+    assert not small.exists() and "3 cells are missing" in said[0]
+
+
+def test_federations_without_data_are_passed_over(tmp_path):
+    said = []
+    cells = make_cells(["fed3r", "fedncm"], only=["hospitals/"])
+    path = tmp_path / "records.jsonl"
+    failures = run_cells(cells, path, data_dir=str(tmp_path), work=tmp_path, say=said.append)
+    assert list(failures) == [cell.name for cell in cells] and not path.exists()
+    assert "fedtailor data list heart" in failures["hospitals/fedncm/2"]
+    assert len(said) == 2  # it is tried once
+
+
+OWN = """
+from dataclasses import dataclass
+from fedtailor.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    pass
+"""
+
+
+def test_a_changed_method_of_a_user_is_run_again(small, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "my_board_method.py"
+    source.write_text(OWN)
+    target = "my_board_method:Mine"
+    (cell,) = make_cells([target], only=["/0"])
+    assert run(small, target, only=["/0"]) == {}
+    assert is_done(cell, read_board(small))
+    source.write_text(OWN + "\n")
+    assert not is_done(cell, read_board(small))
+
+    with pytest.raises(ConfigError, match="no_such_module"):
+        make_cells(["no_such_module:Mine"])
+
+
+def test_more_trials_than_others_are_refused():
+    with pytest.raises(ConfigError, match="at most 4 combinations"):
+        make_cells(["ditto"], values={"training.lr": [0.1, 0.2, 0.3], "ditto.penalty": [1, 2]})
+
+
+@pytest.mark.parametrize("line", ["{", "[]", json.dumps({"version": 0, "name": "a"})])
+def test_damaged_records_are_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(DataError, match=r"records\.jsonl"):
+        read_board(path)
