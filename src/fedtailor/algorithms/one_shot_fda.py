@@ -33,7 +33,7 @@ Deviations: it is defined here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -346,26 +346,39 @@ class OneShotFDA(FrozenBody[ServerState]):
         Examples of classes that the Gaussians do not know are left out.
         """
         sums = class_sums.add_up(own, len(gaussians.counts), "none")
-        priors = torch.stack(
+        log_priors = torch.stack(
             [_log_prior(sums.counts, gaussians.counts, k) for k in self.grid.prior_examples]
         )
-        z = held_out.x.double()
-        known = gaussians.counts[held_out.y] > 0
-        counts = (held_out.weight > 0) & known
-        label = held_out.y.expand(len(priors), -1)[:, :, None]
+        counts = (held_out.weight > 0) & (gaussians.counts[held_out.y] > 0)
+        label = held_out.y[:, None]
+        of_label = log_priors.mT[held_out.y]  # (n, prior examples)
 
         losses = []
-        grid = self.grid
-        shrinkages = range(len(grid.shrinkage))
-        for shrinkage, offset, blend in product(shrinkages, grid.offset, grid.blend):
-            moved = gaussians.of_shrinkage(shrinkage)
-            moved = moved._replace(ratio=offset * moved.ratio)
-            scores = _moved(moved, sums, blend).logits(z)
-            for temperature in grid.temperature:
-                logits = temperature * scores + priors[:, None]  # (prior examples, n, classes)
-                loss = logits.logsumexp(2) - logits.gather(2, label)[:, :, 0]
-                losses.append(torch.where(counts, loss, 0.0).sum(1))
+        for scores in self._scores_of(held_out.x.double(), sums, gaussians):
+            for temperature in self.grid.temperature:
+                # log of the sum over classes of exp(score) times prior, for all priors at once
+                scaled = temperature * scores
+                largest = scaled.amax(1, keepdim=True)
+                total = largest + ((scaled - largest).exp() @ log_priors.exp().mT).log()
+                loss = total - scaled.gather(1, label) - of_label
+                losses.append(torch.where(counts[:, None], loss, 0.0).sum(0))
         return torch.stack(losses).reshape(self._table_shape)
+
+    def _scores_of(
+        self, z: Tensor, own: class_sums.ClassSums, gaussians: Gaussians
+    ) -> Iterator[Tensor]:
+        """Yield the log-likelihoods (n, classes) of features for every shrinkage, offset, blend."""
+        offsets = [
+            _moves(gaussians._replace(ratio=factor * gaussians.ratio), own)
+            for factor in self.grid.offset
+        ]
+        turned = z @ gaussians.basis.double()
+        for shrinkage, moves in product(range(len(self.grid.shrinkage)), offsets):
+            of_one = gaussians.of_shrinkage(shrinkage)
+            straight = _shifted(of_one, moves).logits(z)
+            for blend in self.grid.blend:
+                added = _added(of_one, moves, blend)
+                yield straight + added.logits(turned)
 
 
 def _halves(features: ft.ExampleSet, key: ft.Key) -> tuple[ft.ExampleSet, ft.ExampleSet]:
@@ -445,19 +458,47 @@ def _offset(own: class_sums.ClassSums, gaussians: Gaussians) -> Tensor:
     return certainty / (certainty + 1.0) * gap / size.clamp_min(1.0)
 
 
-def _moved(gaussians: Gaussians, own: class_sums.ClassSums, blend: Tensor | float) -> Linear:
-    """Return the log-likelihoods of Gaussians of one shrinkage whose means a client has moved."""
-    offset = _offset(own, gaussians)
-    weight = gaussians.weight.double()
-    bias = gaussians.bias.double() - weight @ offset
+class Moves(NamedTuple):
+    """Where a client's own examples move the means."""
 
-    # log N(z; m_c + g_c, Sigma) - log N(z; m_c, Sigma) = g_c^T Sigma^-1 (z - m_c - g_c / 2)
+    offset: Tensor  # (d,)
+    means: Tensor  # (classes, d or 0), with the offset, in the basis of the covariance
+    gaps: Tensor  # (classes, d or 0), from these to the client's own means
+
+
+def _moves(gaussians: Gaussians, own: class_sums.ClassSums) -> Moves:
+    """Return the offset of a client, and the gaps that a blend takes a share of."""
+    offset = _offset(own, gaussians)
     means = gaussians.means.double() + offset
     is_own = (own.counts > 0) & (gaussians.counts > 0)
-    gaps = blend * torch.where(is_own[:, None], own.means() - means, 0.0)
+    gaps = torch.where(is_own[:, None], own.means() - means, 0.0)
     basis = gaussians.basis.double()
-    added = (gaps @ basis * gaussians.inverse.double()) @ basis.mT
-    return Linear(weight + added, bias - (added * (means + 0.5 * gaps)).sum(1))
+    return Moves(offset, means @ basis, gaps @ basis)
+
+
+def _shifted(gaussians: Gaussians, moves: Moves) -> Linear:
+    """Return the log-likelihoods of Gaussians of one shrinkage, with a client's offset."""
+    weight = gaussians.weight.double()
+    return Linear(weight, gaussians.bias.double() - weight @ moves.offset)
+
+
+def _added(gaussians: Gaussians, moves: Moves, blend: Tensor | float) -> Linear:
+    """Return what a blend adds to the log-likelihoods, in the basis of the covariance.
+
+    log N(z; m_c + g_c, Sigma) - log N(z; m_c, Sigma) = g_c^T Sigma^-1 (z - m_c - g_c / 2)
+    """
+    gaps = blend * moves.gaps
+    weight = gaps * gaussians.inverse.double()
+    return Linear(weight, -(weight * (moves.means + 0.5 * gaps)).sum(1))
+
+
+def _moved(gaussians: Gaussians, own: class_sums.ClassSums, blend: Tensor | float) -> Linear:
+    """Return the log-likelihoods of Gaussians of one shrinkage whose means a client has moved."""
+    moves = _moves(gaussians, own)
+    shifted = _shifted(gaussians, moves)
+    added = _added(gaussians, moves, blend)
+    weight = shifted.weight + added.weight @ gaussians.basis.double().mT
+    return Linear(weight, shifted.bias + added.bias)
 
 
 def _head(model: Model, own: class_sums.ClassSums) -> Linear:
