@@ -1,12 +1,15 @@
 """Sums under masks across sites have the bits of a simulation with secure sums, whoever is lost."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from fedtailor.algorithms import ALGORITHMS
+from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import ConfigError, RunError
+from fedtailor.deployment import closed_sum, masked_sum
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.mask_kinds import KINDS
 from fedtailor.experiment.reader import read_run
@@ -179,6 +182,72 @@ def test_a_server_that_is_killed_after_a_loss_opens_the_same_sum(tmp_path):
         (event["round"], event["client"]) for event in run.events if event["kind"] == "absent"
     ]
     assert absent == [(1, 2)]
+
+
+LAST_STEP = 6
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        step if step in (1, LAST_STEP) else pytest.param(step, marks=pytest.mark.slow)
+        for step in range(LAST_STEP + 1)
+    ],
+)
+def test_a_server_that_is_killed_opens_the_sum_without_a_site_that_is_gone(
+    tmp_path, monkeypatch, step
+):
+    """One site sends no vector, and another one sends its own and is gone.
+
+    The server ends after it has closed the sum (1), before and after it asks who is in it (2, 3),
+    after it has noted the answers (4), before and after it asks for shares (5, 6), or never (0).
+    """
+    world = of_four(tmp_path, deploy={"deadline": 0.3, "grace": 0.1, "resend": 0.1})
+    steps = 0
+
+    def count(is_step):
+        nonlocal steps
+        steps += is_step
+        if is_step and steps == step:
+            raise Killed
+
+    def write(path, content):
+        write_whole(path, content)
+        count(path.name == "train-000001-00.closed" or '"agreed": {"' in str(content))
+
+    class Going(Losing):
+        def send(self, requests):
+            is_step = {"agree", "unmask"} & {message.head["kind"] for message in requests.values()}
+            count(bool(is_step))
+            super().send(requests)
+            count(bool(is_step))
+
+    def lost(client, request):
+        kind, round = request.head["kind"], request.head.get("round")
+        if (kind, round) == ("train", 1):
+            return client == 3
+        return client == 2 and kind in ("agree", "unmask", "train", "personalize", "score")
+
+    for module in (closed_sum, masked_sum):
+        monkeypatch.setattr(module, "write_whole", write)
+    with pytest.raises(Killed) if step else nullcontext():
+        world.serve(lambda sites: Going([site.answer for site in sites], lost))
+
+    if step:
+        step = 0
+        world.serve(
+            lambda sites: Losing([site.answer for site in sites], lambda client, _: client == 2)
+        )
+    run = assert_same_as_simulation(world)
+    absent = [
+        (event["round"], event["client"], event["reason"])
+        for event in run.events
+        if event.get("stage") == "local_update"
+    ]
+    reason = "local_update: no answer in time"
+    assert absent == [(1, 3, reason), (2, 2, reason)]
+    folder = world.path / "server" / "runs" / "0001" / "masks"
+    assert not list(folder.glob("train-000001-*.closed"))
 
 
 def replaced(site, kind, change):

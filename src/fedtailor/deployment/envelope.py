@@ -11,7 +11,7 @@ import json
 import re
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from fedtailor.core.errors import DataError, one_line
@@ -66,18 +66,28 @@ def receive(connection: socket.socket) -> Envelope:
         ConnectionError: the other side closed the connection before the end of the message.
         OSError: the connection broke, or a time limit of the socket passed.
     """
-    (length,) = _PREFIX.unpack(_read(connection, _PREFIX.size))
+    return read_frame(connection.recv)
+
+
+def read_frame(source: Callable[[int], bytes]) -> Envelope:
+    """Read one message from a function that returns at most so many of the next bytes.
+
+    Raises:
+        DataError: the message is damaged, or a limit is exceeded.
+        ConnectionError: the bytes end before the message does.
+    """
+    (length,) = _PREFIX.unpack(_read(source, _PREFIX.size))
     if length > LARGEST_HEAD:
         raise _too_large(length)
 
-    frame = head_from_text(_read(connection, length))
+    frame = head_from_text(_read(source, length))
     if set(frame) != {"head", "blobs"}:
         raise DataError("a message must have a head and blobs")
 
     head = _check_object(frame["head"])
     sizes = _check_object(frame["blobs"])
     _check_sizes(sizes)
-    return Envelope(head, {name: _read(connection, size) for name, size in sizes.items()})
+    return Envelope(head, {name: _read(source, size) for name, size in sizes.items()})
 
 
 def head_to_text(head: Mapping[str, Any]) -> str:
@@ -185,11 +195,11 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a JSON number")
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def _read(source: Callable[[int], bytes], size: int) -> bytes:
     # Chunks, so that a size that is only announced takes no memory.
     received = bytearray()
     while len(received) < size:
-        chunk = connection.recv(min(_CHUNK, size - len(received)))
+        chunk = source(min(_CHUNK, size - len(received)))
         if not chunk:
             progress = f"{len(received)} of {size} bytes"
             raise ConnectionError(f"the connection was closed after {progress}")

@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.engine import Failure
+from fedtailor.core.errors import DataError
 from fedtailor.core.reading import content_of, read_object
+from fedtailor.deployment.closed_sum import CLOSED, ClosedSum
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.mask_kinds import AGREE, UNMASK, SumFailedError
 from fedtailor.deployment.mask_messages import (
@@ -46,8 +49,6 @@ class SumRecord:
     """Of the keys."""
     cohort: list[int]
     """The sites that are asked for a vector."""
-    survivors: list[int] | None = None
-    """Those whose vectors are in the sum; None: it is not closed."""
     agreed: dict[int, bytes] = field(default_factory=dict)
     """Signatures of sites that agree on that, by number, if somebody is missing."""
     void: str = ""
@@ -62,12 +63,10 @@ class SumRecord:
         """
         values = read_object(path, within=path.parent)
         with content_of(path):
-            closed = values.get("survivors")
             agreed = values.get("agreed", {}).items()
             return cls(
                 index=int(values["index"]),
                 cohort=[int(number) for number in values["cohort"]],
-                survivors=None if closed is None else [int(number) for number in closed],
                 agreed={int(number): bytes.fromhex(text) for number, text in agreed},
                 void=str(values["void"]),
             )
@@ -105,18 +104,25 @@ class MaskedSum:
         self._total = np.zeros(entries, dtype="<u8")
         self._confirmed: dict[int, bytes] = {}
         """The signatures of those whose vectors were added."""
+        self.answers: dict[int, Envelope | Failure] = {}
+        """What sites have answered beside their vectors; a sum that is closed has all of it."""
+
+        # An earlier process may have closed the sum, and some of its sites may be gone.
+        self._closed_path = path.with_suffix(CLOSED)
+        self.is_closed = self._closed_path.is_file()
+        if self.is_closed:
+            closed = ClosedSum.read(self._closed_path, entries)
+            self._total, self._confirmed, self.answers = closed
 
     @property
     def asked(self) -> frozenset[int]:
-        """The sites whose vectors are asked for: once a sum is closed, those that are in it."""
-        closed = self._record.survivors
-        return frozenset(self._record.cohort if closed is None else closed)
+        """The sites whose vectors are asked for."""
+        return frozenset(self._record.cohort)
 
     @property
     def needed(self) -> int:
         """How many of them must answer."""
-        closed = self._record.survivors
-        return self._session.fewest if closed is None else len(closed)
+        return self._session.fewest
 
     @property
     def blobs(self) -> dict[str, bytes]:
@@ -142,8 +148,10 @@ class MaskedSum:
         Raises:
             SumFailedError: too few sites have sent a vector, or open it.
         """
+        if not self.is_closed:
+            self._close()
+
         survivors = frozenset(self._confirmed)
-        self._close(survivors)
         try:
             if len(survivors) < len(self.members) and not self._record.agreed:
                 self._record.agreed = self._agree(survivors)
@@ -164,21 +172,20 @@ class MaskedSum:
         """Write the state of the sum."""
         self._record.write(self._path)
 
-    def _close(self, survivors: frozenset[int]) -> None:
-        """Note who is in the sum; from here on, no other one of this attempt is asked for."""
+    def _close(self) -> None:
+        """Note what is in the sum; from here on, no other one of this attempt is asked for."""
         fewest = self._session.fewest
-        if len(survivors) < fewest:
+        if len(self._confirmed) < fewest:
             raise self.void(
-                f"{len(survivors)} sites have sent a vector, and a sum is over {fewest} or more"
+                f"{len(self._confirmed)} sites have sent a vector, and a sum is over {fewest} or "
+                "more"
             )
 
-        closed = self._record.survivors
-        if closed is not None and survivors != frozenset(closed):
-            missing = ", ".join(self._exchange.names[number] for number in self.asked - survivors)
-            raise self.void(f"the sum was closed, and has lost a site since: {missing}")
-
-        self._record.survivors = sorted(survivors)
-        self.write()
+        try:
+            ClosedSum(self._total, self._confirmed, self.answers).write(self._closed_path)
+        except DataError as error:
+            raise self.void(error.message) from error
+        self.is_closed = True
 
     def _agree(self, survivors: frozenset[int]) -> dict[int, bytes]:
         """Return signatures of enough sites that agree on who is in the sum."""

@@ -277,17 +277,25 @@ class RemoteClients:
         read: Callable[[int, Envelope], Reply],
     ) -> dict[int, Reply | Failure]:
         """Ask sites for masked vectors, and add them up; return the rest of their answers."""
+        if masked.is_closed:
+            return {client: _read_again(client, masked.answers, read) for client in clients}
 
         def add(client: int, answer: Envelope) -> Reply:
             reply = read(client, answer)
             has_problem = isinstance(reply, TrainReply) and reply.problem is not None
             if client in masked.asked and not has_problem:
                 masked.add(client, answer.blobs.get("masked", b""))
+            masked.answers[client] = answer
             return reply
 
         blobs = dict.fromkeys(masked.asked, masked.blobs)
         needed = masked.needed
-        return dict(self._replies(request, blob, clients, round, add, blobs, needed=needed))
+        replies = dict(self._replies(request, blob, clients, round, add, blobs, needed=needed))
+        for client, reply in replies.items():
+            if isinstance(reply, Failure):
+                masked.answers[client] = reply
+
+        return replies
 
     def accept(self, client: int) -> None:
         """Make what the site's round left the state from which it continues."""
@@ -576,6 +584,16 @@ def _read(
     if isinstance(problem, Problem) and problem.kind not in (*VALUE_PROBLEMS, "state"):
         return reply, one_line(str(problem))
     return reply, ""
+
+
+def _read_again(
+    client: int,
+    answers: Mapping[int, Envelope | Failure],
+    read: Callable[[int, Envelope], Reply],
+) -> Reply | Failure:
+    """Return what an answer holds that was read before a sum was closed."""
+    answer = answers[client]
+    return answer if isinstance(answer, Failure) else read(client, answer)
 
 
 def _problem_text(answer: Envelope) -> str:

@@ -1,8 +1,8 @@
 """The server's side of sums under masks.
 
 A sum is made in steps: *draw* notes who is asked, with which keys; the members send masked vectors;
-*close* notes who has sent one; if somebody is missing, enough sites *agree* on that; enough sites
-*open* the masks of the sum. Every step is on disk before the next one begins, in the folder
+*close* notes all that they have sent; if somebody is missing, enough sites *agree* on that; enough
+sites *open* the masks of the sum. Every step is on disk before the next one begins, in the folder
 ``masks`` of the run, so a server that was killed asks for the same sum again and for no other.
 
 The server waits for the answers that it needs, however long that takes. A sum that cannot be opened
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.core.atomic import make_folder, to_json, write_whole
+from fedtailor.core.atomic import discard, make_folder, to_json, write_whole
 from fedtailor.core.reading import content_of, damaged, read_file, read_object
+from fedtailor.deployment.closed_sum import CLOSED
 from fedtailor.deployment.conduct import Conduct
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
@@ -43,6 +44,7 @@ from fedtailor.privacy.masks.keys import (
 )
 from fedtailor.privacy.masks.primitives import RefusedError
 from fedtailor.privacy.masks.session import Session, SumRequest, digest_of_download
+from fedtailor.simulation.programs import TrainRequest
 
 MASKS = "masks"
 """Folder of a run, in which the server keeps what it needs to open sums."""
@@ -141,6 +143,9 @@ class SecureSums:
         Raises:
             SumFailedError: too few sites have keys, or the sum was void before.
         """
+        if request.kind == TrainRequest.name:
+            self._forget_closed(request.round)
+
         path = self.folder / f"{request.kind}-{request.round:06d}-{request.attempt:02d}.json"
         record = SumRecord(self._next_index, list(cohort))
         if path.is_file():
@@ -165,6 +170,12 @@ class SecureSums:
         masked.write()
         self._next_index = max(self._next_index, record.index + 1)
         return masked
+
+    def _forget_closed(self, round: int) -> None:
+        """Remove what sites have sent before a round: its result is in a checkpoint."""
+        for path in self.folder.glob(f"*{CLOSED}"):
+            if int(path.stem.split("-")[-2]) < round:
+                discard(path)
 
     def count_classes(self, num_classes: int) -> list[int]:
         """Return how many sites have each class among their training examples.
@@ -211,7 +222,8 @@ class SecureSums:
         def read(number: int, answer: Envelope) -> None:
             masked.add(number, answer.blobs.get("masked", b""))
 
-        self._exchange.ask(CLASSES, 0, requests, read, needed=masked.needed)
+        if not masked.is_closed:
+            self._exchange.ask(CLASSES, 0, requests, read, needed=masked.needed)
         total, _ = masked.open()
         return total
 
