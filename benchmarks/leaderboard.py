@@ -1,8 +1,9 @@
-"""The leaderboard of all methods: the records, the table and the page of docs/leaderboard.md.
+"""The leaderboard of all methods: the records of the page docs/results/leaderboard.md.
 
     python -m benchmarks.leaderboard --data-dir DIR [METHOD ...] [--only TEXT ...] [--hours NUMBER]
     python -m benchmarks.leaderboard --list [METHOD ...]      # what is missing
     python -m benchmarks.leaderboard --estimate               # hours of what is missing
+    python -m benchmarks.leaderboard --figure FILE            # of the page: .png, .svg, .pdf
 
 The protocol is :mod:`fedtailor.experiment.leaderboard`. Every cell adds a line to
 ``results/leaderboard.jsonl``, and a cell with a line is not repeated.
@@ -14,6 +15,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from benchmarks.records import RESULTS
 from fedtailor.experiment.leaderboard import (
@@ -57,7 +59,15 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=math.inf, help="no cell begins after them")
     parser.add_argument("--list", action="store_true", help="only list what is missing")
     parser.add_argument("--estimate", action="store_true", help="only say how long it takes")
+    parser.add_argument("--figure", type=Path, help="only draw what there is")
     options = parser.parse_args()
+    if options.figure:
+        from fedtailor.report.charts import picture
+        from fedtailor.report.leaderboard import figure_of
+
+        figure = figure_of(read_board(RECORDS))
+        options.figure.write_bytes(picture(figure, options.figure.suffix.removeprefix(".")))
+        return
 
     cells = make_cells(options.methods, only=options.only)
     records = read_board(RECORDS)

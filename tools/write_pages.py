@@ -17,6 +17,7 @@ WRITERS = (
     "commands_page",
     "configuration_page",
     "data_problems_page",
+    "leaderboard_page",
     "papers_page",
 )
 GENERATED_FOLDER = DOCS / "reference" / "algorithms"

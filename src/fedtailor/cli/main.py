@@ -37,6 +37,10 @@ class _Commands(LazyGroup):
         "sweep": LazyCommand(
             "sweep:sweep", "Try values of options, and choose the best on validation examples."
         ),
+        "leaderboard": LazyCommand(
+            "leaderboard:leaderboard_app",
+            "Compare all methods on the same federations, with equal numbers of trials.",
+        ),
         "report": LazyCommand(
             "report:report",
             "Write a report of runs as one HTML file that needs no network.",

@@ -11,7 +11,7 @@ protocol, or of another version of a user's own method, does not count. No torch
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import inspect
 import json
 import math
 import shutil
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtailor.algorithms import ALGORITHMS
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.atomic import append_lines, cut_unfinished_line, make_folder, safe_name
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, find_name
 from fedtailor.core.options import wrong_value
@@ -94,7 +94,7 @@ FEDERATIONS: Mapping[str, BoardFederation] = {
         baselines=_PIXELS,
     ),
     "hospitals": BoardFederation(
-        "920 patients of four hospitals (`heart`), three folds",
+        "920 patients of four hospitals (heart), three folds",
         {
             "data": {"dataset": "heart", "folds": REPETITIONS},
             "model": {"name": "mlp"},
@@ -104,7 +104,7 @@ FEDERATIONS: Mapping[str, BoardFederation] = {
         baselines=_ROWS,
     ),
     "table": BoardFederation(
-        "20 domains of 16 features (`synthetic`), whose classes are shifted in each; no download",
+        "20 domains of 16 features (synthetic), whose classes are shifted in each; no download",
         {"data": {"dataset": "synthetic"}, "model": {"name": "mlp"}, "training": _TRAINING},
         baselines=_ROWS,
     ),
@@ -183,6 +183,8 @@ VALUES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "pfedvem": _with("head_lr", [0.001, 0.01]),
 }
 """What is tried for a method; for others, four learning rates."""
+METHODS = tuple(ALGORITHMS)
+"""Of the package."""
 ONE_EXCHANGE = ("fed3r", "fedcgs", "fedcof", "fedncm", "one_shot_fda")
 """Methods that train no body: they get the model ``linear``, on pixels, features or columns."""
 
@@ -221,7 +223,10 @@ class Cell:
             data |= {"seed": "run"}
 
         # They are the same for all methods.
-        baselines = ",".join(federation.baselines) if self.method == LOCAL else "none"
+        baselines = "none"
+        if self.method == LOCAL and federation.baselines:
+            baselines = ",".join(federation.baselines)
+
         sections: dict[str, Any] = {
             **federation.sections,
             "seed": seed,
@@ -248,21 +253,16 @@ def source_digest(method: str) -> str:
     """Return the SHA-256 of the module of a user's own method; empty for a method of the table.
 
     Raises:
-        ConfigError: the module cannot be found.
+        ConfigError: there is no such method.
     """
     if method in ALGORITHMS:
         return ""
 
-    module = method.partition(":")[0]
-    try:
-        found = importlib.util.find_spec(module)
-        path = found.origin if found is not None else None
-    except (ImportError, ValueError) as error:
-        raise wrong_value("method", "a module that can be imported", method, str(error)) from error
-
-    if path is None or not Path(path).is_file():
-        raise wrong_value("method", "package.module:Class, in a file of Python", method)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    module = inspect.getmodule(load_algorithm(method))
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise wrong_value("method", "a class in a file", method)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def make_cells(
@@ -286,12 +286,11 @@ def make_cells(
         ['digits/ditto/0']
     """
     names = []
-    for method in methods or ALGORITHMS:
-        is_own = ":" in method
-        names.append(method if is_own else find_name("algorithm", method, ALGORITHMS, key="method"))
-
-    for method in names:
-        source_digest(method)
+    for method in methods or METHODS:
+        if ":" not in method:
+            method = find_name("algorithm", method, ALGORITHMS, key="method")
+        source_digest(method)  # a method that is not there is told at once
+        names.append(method)
 
     combinations = math.prod(len(tried) for tried in (values or {}).values())
     if combinations > TRIALS:

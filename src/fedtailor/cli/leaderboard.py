@@ -1,0 +1,250 @@
+"""The commands ``fedtailor leaderboard ...``: methods on the same federations, and their ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedtailor.cli.options import Debug, Json, decimal_number, read_assignments
+from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.shell import Interrupted, print_result
+from fedtailor.core.errors import RunError
+
+Records = Annotated[
+    str, typer.Option(metavar="FILE", help="The records, one in each line: what is there stays.")
+]
+DataFolder = Annotated[
+    str,
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).",
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Only cells FEDERATION/METHOD/REPETITION with this text in the name, such as "
+        "digits/. May be repeated.",
+    ),
+]
+Hours = Annotated[
+    float | None,
+    typer.Option(
+        parser=decimal_number("--hours"),
+        metavar="NUMBER",
+        help="No cell begins after so many hours (default: all that are missing).",
+    ),
+]
+_DEFAULT = "leaderboard.jsonl"
+
+leaderboard_app = make_app()
+
+
+@leaderboard_app.callback(invoke_without_command=True, add_help_option=False)
+def _root(context: typer.Context, help_: Help = False) -> None:
+    """Compare all methods on the same federations, with equal numbers of trials."""
+    show_help(context, help_)
+
+
+@leaderboard_app.command("run", cls=Command)
+def run(
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="METHOD...",
+            show_default=False,
+            help="Methods, such as ditto, or package.module:Class (default: all of the package).",
+        ),
+    ] = None,
+    records: Records = _DEFAULT,
+    data_dir: DataFolder = "",
+    only: Only = None,
+    hours: Hours = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run the cells that have no record.
+
+    A cell is a method on a federation in one repetition. Its options are chosen on validation
+    examples, among as many combinations as every method has. Interrupted cells are resumed.
+
+    Example: fedtailor leaderboard run fedavg ditto --only digits/
+    """
+    failures = _run(methods or (), None, records, data_dir, only, hours)
+    print_result({"records": records, "failed": failures}, json, _show_run)
+    _end(failures)
+
+
+@leaderboard_app.command("add", cls=Command)
+def add(
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD", show_default=False, help="Your method: package.module:Class."
+        ),
+    ],
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help='What to try, such as "algorithm.penalty=[0.1, 1]": at most four combinations '
+            "(default: four learning rates). May be repeated.",
+        ),
+    ] = None,
+    records: Records = _DEFAULT,
+    data_dir: DataFolder = "",
+    only: Only = None,
+    hours: Hours = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run the missing cells of your method, and say where it stands.
+
+    If its module changes, its cells are run again.
+
+    Example: fedtailor leaderboard add my_methods:Mine --only digits/
+    """
+    tried = dict(read_assignments(values, "--values"))
+    failures = _run([method], tried, records, data_dir, only, hours)
+
+    from fedtailor.experiment.leaderboard import read_board
+    from fedtailor.report.leaderboard import standing_of
+
+    places = standing_of(read_board(Path(records)), method)
+    result = {
+        "records": records,
+        "failed": failures,
+        "standings": {federation: sentence for federation, _, sentence in places},
+    }
+    if not json:
+        _print_tables([table for _, table, _ in places])
+    print_result(result, json, _show_added)
+    _end(failures)
+
+
+@leaderboard_app.command("show", cls=Command)
+def show(
+    records: Records = _DEFAULT,
+    out: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Write the page as Markdown, and its figure beside it as PNG, instead.",
+        ),
+    ] = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the tables of all federations that have records, or write the page.
+
+    Example: fedtailor leaderboard show --out leaderboard.md
+    """
+    from fedtailor.core.errors import DataError
+    from fedtailor.experiment.leaderboard import read_board
+    from fedtailor.report.leaderboard import (
+        federations_of,
+        missing_cells,
+        rank_methods,
+        standings,
+        table_of,
+        write_page,
+    )
+
+    board = read_board(Path(records))
+    if not board:
+        message = f"'{records}' has no records yet: fedtailor leaderboard run makes them."
+        raise DataError(message, path=records)
+
+    ranks = rank_methods(board)
+    result = {
+        "records": records,
+        "missing": missing_cells(board),
+        "mean_ranks": dict(ranks.mean_rank),
+        "critical_difference": ranks.critical_difference,
+        "ranked_on": list(ranks.federations),
+        "page": "",
+    }
+    if out:
+        result["page"] = str(write_page(board, Path(out)))
+    elif not json:
+        tables = [table_of(name, standings(board, name)) for name in federations_of(board)]
+        _print_tables(tables)
+    print_result(result, json, _show_board)
+
+
+def _run(
+    methods: Sequence[str],
+    values: Mapping[str, Any] | None,
+    records: str,
+    data_dir: str,
+    only: Sequence[str] | None,
+    hours: float | None,
+) -> dict[str, str]:
+    """Run the missing cells, and return why some failed."""
+    from fedtailor.cli.show.console import say
+    from fedtailor.experiment.leaderboard import make_cells, run_cells
+
+    cells = make_cells(methods, only=only or (), values=values)
+    try:
+        return run_cells(
+            cells,
+            Path(records),
+            data_dir=data_dir,
+            hours=math.inf if hours is None else hours,
+            say=say,
+        )
+    except KeyboardInterrupt:
+        message = "interrupted. The same command goes on where this one stopped."
+        raise Interrupted(message, path=records) from None
+
+
+def _end(failures: Mapping[str, str]) -> None:
+    """End with the exit code of a failed run if cells failed."""
+    if failures:
+        raise typer.Exit(RunError.exit_code)
+
+
+def _print_tables(tables: Sequence[Any]) -> None:
+    from fedtailor.cli.show.console import table
+
+    for one in tables:
+        table(one.title, list(one.columns), [list(map(str, row)) for row in one.rows])
+
+
+def _show_run(result: Mapping[str, Any]) -> None:
+    typer.echo(f"The records are in {result['records']}: fedtailor leaderboard show")
+    _show_failures(result["failed"])
+
+
+def _show_added(result: Mapping[str, Any]) -> None:
+    for sentence in result["standings"].values():
+        typer.echo(sentence)
+    _show_failures(result["failed"])
+
+
+def _show_board(result: Mapping[str, Any]) -> None:
+    missing = ", ".join(f"{name} {number}" for name, number in result["missing"].items() if number)
+    typer.echo(f"Missing cells: {missing or 'none'}.")
+    if result["critical_difference"] is not None:
+        on = ", ".join(result["ranked_on"])
+        difference = result["critical_difference"]
+        ranks = ", ".join(f"{name} {rank:.1f}" for name, rank in result["mean_ranks"].items())
+        typer.echo(f"Mean ranks over {on} (critical difference {difference:.1f}): {ranks}.")
+    if result["page"]:
+        typer.echo(f"Wrote {result['page']}")
+
+
+def _show_failures(failures: Mapping[str, str]) -> None:
+    """Print why cells failed, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in failures.items():
+        by_reason.setdefault(reason, []).append(name)
+
+    for reason, names in by_reason.items():
+        typer.echo(f"{len(names)} cells failed, such as {names[0]}: {reason}")

@@ -1,0 +1,85 @@
+"""``fedtailor leaderboard``: run what is missing, add a method of one's own, show what there is."""
+
+import json
+
+import pytest
+
+from fedtailor.cli.main import main
+from fedtailor.experiment import leaderboard
+from fedtailor.experiment.leaderboard import BoardFederation, read_board
+
+SMALL = {
+    "data": {"dataset": "digits", "partition": "iid", "clients": 3, "fraction": 0.3},
+    "training": {"epochs": 1, "batch_size": 20},
+    "engine": {"name": "reference"},
+}
+OWN = """
+from dataclasses import dataclass
+from fedtailor.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    unused: float = 1.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def board(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        leaderboard, "FEDERATIONS", {"digits": BoardFederation("three clients", SMALL)}
+    )
+    monkeypatch.setattr(leaderboard, "_SCHEDULE", {"rounds": 1})
+    monkeypatch.setattr(leaderboard, "_RATES", [0.1])
+    monkeypatch.chdir(tmp_path)
+
+
+def test_run_then_add_then_show(tmp_path, capsys, monkeypatch):
+    import fedtailor.report.leaderboard as report
+
+    monkeypatch.setattr(report, "FEDERATIONS", leaderboard.FEDERATIONS)
+    assert main(["leaderboard", "run", "local", "fedavg", "--only", "/0"]) == 0
+    captured = capsys.readouterr()
+    assert "1 of 2: digits/local/0" in captured.err and "leaderboard.jsonl" in captured.out
+    assert len(read_board(tmp_path / "leaderboard.jsonl")) == 2
+
+    (tmp_path / "my_method_of_the_board.py").write_text(OWN)
+    words = ["leaderboard", "add", "my_method_of_the_board:Mine", "--only", "/0"]
+    assert main([*words, "--values", "algorithm.unused=[1.0, 2.0]"]) == 0
+    captured = capsys.readouterr()
+    assert "digits: place" in captured.out and "my_method_of_the_board:Mine" in captured.out
+    record = read_board(tmp_path / "leaderboard.jsonl")["digits/my_method_of_the_board:Mine/0"]
+    assert [trial["values"] for trial in record["trials"]] == [
+        {"algorithm.unused": 1.0},
+        {"algorithm.unused": 2.0},
+    ]
+
+    assert main(["leaderboard", "show"]) == 0
+    assert "my_method_of_the_board:Mine" in capsys.readouterr().out
+    assert main(["leaderboard", "show", "--json", "--out", "page.md"]) == 0
+    assert json.loads(capsys.readouterr().out)["page"] == "page.md"
+    assert "Mine" in (tmp_path / "page.md").read_text() and (tmp_path / "page.png").is_file()
+
+
+def test_mistakes_are_told_in_a_sentence(capsys, tmp_path):
+    assert main(["leaderboard", "show"]) == 4
+    assert "has no records yet" in capsys.readouterr().err
+    assert main(["leaderboard", "run", "fedavgg"]) == 3
+    assert "did you mean 'fedavg'" in capsys.readouterr().err
+    assert main(["leaderboard", "add", "nowhere:Mine"]) == 3
+    assert "nowhere" in capsys.readouterr().err
+    words = ["leaderboard", "add", "ditto", "--values", "training.lr=[1, 2, 3, 4, 5]"]
+    assert main(words) == 3
+    assert "at most 4 combinations" in capsys.readouterr().err
+    (tmp_path / "leaderboard.jsonl").write_text("{\n")
+    assert main(["leaderboard", "show"]) == 4
+    assert "leaderboard.jsonl" in capsys.readouterr().err
+
+
+def test_an_interrupted_board_goes_on(capsys, monkeypatch):
+    def interrupt(*_args, **_options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leaderboard, "run_cell", interrupt)
+        assert main(["leaderboard", "run", "local"]) == 6
+    assert "goes on where this one stopped" in capsys.readouterr().err
