@@ -236,8 +236,9 @@ class _Task(NamedTuple):
     def logits(self, fit: Tensor, judge: Tensor, blend: Blend) -> Tensor:
         """Return the logits of some examples after a blend with others."""
         means, prior = blended(self.z[fit], self.labels[fit], self.means, self.prior, blend)
-        squares = (self.z[judge][:, None] - means).square().sum(2)
-        return (prior.log() - 0.5 * self.weight * squares) / self.temperature
+        # Of the squared distance to a mean, the part that differs between classes.
+        scores = self.z[judge] @ means.mT - 0.5 * means.square().sum(1)
+        return (prior.log() + self.weight * scores) / self.temperature
 
     def losses(self, fit: Tensor, judge: Tensor, blend: Blend) -> Tensor:
         """Return the losses on some examples after a blend with others."""
