@@ -37,7 +37,6 @@ myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 
 # Links into other projects come from lists in this folder: a build needs no network.
@@ -46,12 +45,15 @@ intersphinx_mapping = {
     for project, address in inventories.ADDRESSES.items()
 }
 
-copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = "$ "  # output is not copied
 
 html_theme = "pydata_sphinx_theme"
 html_title = "fedtailor"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_favicon = "_static/icon.svg"
+html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

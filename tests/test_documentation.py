@@ -15,10 +15,13 @@ import pytest
 from PIL import Image
 
 from experiments.cells import read_plan
+from fedtailor.algorithms import ALGORITHMS
 from fedtailor.cli.main import main
 from fedtailor.cli.show.demo import NEXT_STEPS
 from fedtailor.core.metrics import METRICS
 from fedtailor.core.schedule import SCHEDULE_KEYS, Training
+from fedtailor.data.datasets import DATASETS
+from fedtailor.data.partitions import PARTITIONS
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
     SITE_FILE,
@@ -35,6 +38,7 @@ from fedtailor.experiment.sweep import make_searches
 from fedtailor.experiment.sweep_options import load_sweep
 from fedtailor.experiment.tracking import TRACKERS
 from fedtailor.simulation.engines import EngineOptions
+from tutorial import BLOCK
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -142,13 +146,14 @@ def write_tables(folder):
 
 
 def own_algorithm(folder, monkeypatch):
-    """Write the algorithm of docs/tutorials/write-a-method.md to a folder that modules come from; return how
-    it is checked."""
-    algorithm, check = blocks(ROOT / "docs" / "tutorials" / "write-a-method.md", "python")
-    (folder / "my_algorithm.py").write_text(algorithm)
+    """Write the algorithm of docs/tutorials/write-a-method.md to a folder that modules come from;
+    return its test."""
+    text = (DOCS / "tutorials" / "write-a-method.md").read_text()
+    files = {match["file"]: match["text"] for match in BLOCK.finditer(text) if match["file"]}
+    (folder / "my_method.py").write_text(files["my_method.py"])
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, "my_algorithm", raising=False)
-    return check
+    monkeypatch.delitem(sys.modules, "my_method", raising=False)
+    return files["test_my_method.py"]
 
 
 def write_encoder(folder, monkeypatch):
@@ -241,14 +246,14 @@ def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypat
     for hospital in ("Mayo", "Oslo"):  # two of four hospitals take half of the time
         shutil.rmtree(tmp_path / "my_hospitals" / hospital)
 
-    (block,) = [block for block in blocks(ROOT / "README.md", "console") if "hospitals.py" in block]
-    lines = [line for line in block.splitlines() if "fedtailor" in line]
+    page = (DOCS / "tutorials" / "first-model.md").read_text()
+    lines = re.findall(r"^\$ (fedtailor .*)$", page, flags=re.MULTILINE)
     for page in ("models.md", "encoders.md"):
         for block in blocks(ROOT / "docs" / page, "console"):
             lines += [line for line in block.splitlines() if "cifar10" not in line]
 
     write_encoder(tmp_path, monkeypatch)
-    # The page repeats commands of README.
+    # Pages repeat commands.
     commands_once = {}
     for line in lines:
         arguments = shlex.split(line.removeprefix(".venv/bin/"), comments=True)[1:]
@@ -326,8 +331,13 @@ def test_make_targets_exist():
         for line in block.splitlines()
         if line.startswith("make ")
     ]
-    assert {"demo", "test", "test-all", "docs"} <= set(targets)
+    assert {"demo", "test", "test-all", "docs", "docs-serve"} <= set(targets)
     assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_readme_counts_what_is_there():
+    counts = f"{len(ALGORITHMS)} methods, {len(DATASETS)} data sets and {len(PARTITIONS)} ways"
+    assert counts in README
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
@@ -335,11 +345,13 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     (example,) = blocks(ROOT / "README.md", "python")
     exec(compile(example, "README.md", "exec"), {})
     accuracy, rest = capsys.readouterr().out.split("\n", 1)
-    assert 0 < float(accuracy) <= 1 and "accuracy" in rest
+    assert 0 < float(accuracy) <= 1 and "personalized" in rest
 
 
 def test_the_algorithm_of_your_own_is_checked_as_written(tmp_path, monkeypatch):
-    exec(compile(own_algorithm(tmp_path, monkeypatch), "new-algorithm.md", "exec"), {})
+    names = {}
+    exec(compile(own_algorithm(tmp_path, monkeypatch), "write-a-method.md", "exec"), names)
+    names["test_it_keeps_the_contract"]()
 
 
 def test_the_examples_of_a_configuration_and_of_a_plan_are_valid(tmp_path):

@@ -91,7 +91,7 @@ On one fixed split (CIFAR-10, Dirichlet(0.5), 25 % of the samples, as divided by
 pFedFDA's authors) we ran their code and ours. These are the accuracies over all test examples after
 so many rounds, in percent:
 
-| | code | 50 | 100 | 150 | 200 |
+| method | code | 50 | 100 | 150 | 200 |
 |---|---|---:|---:|---:|---:|
 | pFedFDA | ours, seed 0 | - | 53.9 | - | 61.2 |
 | | ours, seed 1 | 52.8 | 57.8 | 61.8 | 62.9 |

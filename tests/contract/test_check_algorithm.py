@@ -94,7 +94,7 @@ def test_the_documented_example_is_sound_and_short(tmp_path, monkeypatch):
 
 def test_the_shorter_examples_are_sound(tmp_path, monkeypatch, only):
     only("check_clients", "check_weights", "check_stacked")
-    loss, momentum = blocks(ROOT / "docs" / "tutorials" / "write-a-method.md", "py")
+    loss, momentum = blocks(ROOT / "docs" / "reference" / "methods-from-inside.md", "py")
     (tmp_path / "my_examples.py").write_text(f"{EXAMPLES_NEED}\n{loss}\n{momentum}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_examples", raising=False)
@@ -111,7 +111,7 @@ def test_the_shorter_examples_are_sound(tmp_path, monkeypatch, only):
 def test_the_documented_signatures_are_those_of_the_base_class():
     rows = re.findall(
         r"^\| ([`\w, ]+) \| `([\w, ]+)` \|",
-        (ROOT / "docs" / "tutorials" / "write-a-method.md").read_text(),
+        (ROOT / "docs" / "reference" / "methods-from-inside.md").read_text(),
         re.MULTILINE,
     )
     found = {

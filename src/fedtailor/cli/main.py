@@ -6,6 +6,7 @@ more, 2 usage, 3 configuration, 4 data, 5 run failed, 6 interrupted: a run can b
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
@@ -23,6 +24,10 @@ class _Commands(LazyGroup):
     commands_by_name: ClassVar = {
         "demo": LazyCommand(
             "demo:demo", "Compare four ways to train for 20 clients with little data each."
+        ),
+        "new": LazyCommand(
+            "new:new",
+            "Make a small project that runs at once.",
         ),
         "run": LazyCommand(
             "run:run_",
@@ -95,6 +100,15 @@ class _Commands(LazyGroup):
     }
 
 
+_FIRST_STEPS = """\
+Personalized federated learning: one model per client, without moving data.
+
+  fedtailor demo                compare four ways to train for 20 clients, in a minute
+  fedtailor new my_study        make a small project: data, configuration, a method of your own
+  fedtailor data check FOLDER   see whether your own pictures or tables can be used
+
+All commands: fedtailor --help"""
+
 app = make_app(_Commands)
 
 
@@ -106,13 +120,14 @@ def _root(
     ] = False,
     help_: Help = False,
 ) -> None:
-    """Personalized federated learning: one model per client, without moving data.
-
-    Start with: fedtailor demo
-    """
+    """Personalized federated learning: one model per client, without moving data."""
     if version:
         print(f"fedtailor {__version__}")  # noqa: T201
         raise typer.Exit
+    if not help_ and context.invoked_subcommand is None:
+        print(_FIRST_STEPS)  # noqa: T201
+        return
+
     show_help(context, help_)
 
 
@@ -123,6 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: default: those of the process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if "_FEDTAILOR_COMPLETE" in os.environ:
+        # A shell asks for completions. Typer's options for that would slow every other command.
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
+
     with command_line(words) as ending:
         ending.code = int(app(words, prog_name="fedtailor", standalone_mode=False) or 0)
     return ending.code

@@ -1,0 +1,45 @@
+"""The command ``fedtailor new``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.shell import print_json
+
+Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Folder to make.")]
+
+
+def new(name: Name, json: Json = False, debug: Debug = False) -> None:
+    """Make a small project that runs at once.
+
+    It has a configuration, tables of four made-up sites, and a method of your own with its test.
+    Replace each by yours.
+    """
+    from fedtailor.experiment.starter import write_project
+
+    folder = Path(name)
+    files = [path.relative_to(folder).as_posix() for path in write_project(folder)]
+    if json:
+        print_json({"folder": str(folder), "files": files})
+        return
+
+    print(f"{folder} has {', '.join(files)}.")  # noqa: T201
+    for line in _next_steps(name):
+        print(line)  # noqa: T201
+
+
+def _next_steps(name: str) -> list[str]:
+    """Return what to type next."""
+    import shlex
+
+    return [
+        "Next:",
+        f"  cd {shlex.quote(name)}",
+        "  fedtailor data check data",
+        "  fedtailor run experiment.toml",
+        "  pytest test_my_method.py      (needs pytest; some minutes)",
+    ]
