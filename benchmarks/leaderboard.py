@@ -55,6 +55,7 @@ def main() -> None:
     )
     parser.add_argument("methods", nargs="*", help="methods (default: all)")
     parser.add_argument("--data-dir", default="", help="folder of the data sets")
+    parser.add_argument("--engine", default="auto", help="how clients are run")
     parser.add_argument("--only", nargs="*", default=[], help="parts of the names of cells")
     parser.add_argument("--hours", type=float, default=math.inf, help="no cell begins after them")
     parser.add_argument("--list", action="store_true", help="only list what is missing")
@@ -80,7 +81,14 @@ def main() -> None:
             print(f"{federation:20} {number:5.1f} h")
         print(f"{'together':20} {sum(hours.values()):5.1f} h")
     else:
-        run_cells(cells, RECORDS, data_dir=options.data_dir, hours=options.hours, say=print)
+        run_cells(
+            cells,
+            RECORDS,
+            data_dir=options.data_dir,
+            engine=options.engine,
+            hours=options.hours,
+            say=print,
+        )
 
 
 if __name__ == "__main__":

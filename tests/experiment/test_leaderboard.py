@@ -31,7 +31,7 @@ SMALL = {
     "training": {"epochs": 1, "batch_size": 5},
     "engine": {"name": "reference"},
 }
-TIMES = ("seconds", "trial_seconds", "machine")
+TIMES = ("seconds", "trial_seconds", "machine", "engine")
 
 
 @pytest.fixture
@@ -133,7 +133,8 @@ def test_an_interrupted_cell_has_the_record_of_one_that_was_not(small, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run(again, "fedavg_ft", only=["/0"], progress=Stop())
     assert not again.exists()
-    run(again, "fedavg_ft", only=["/0"])
+    run(again, "fedavg_ft", only=["/0"], engine="reference")
+    assert read_board(again)["small/fedavg_ft/0"]["engine"] == "reference"
     assert without_times(read_board(again)) == without_times(read_board(small))
 
 

@@ -25,6 +25,10 @@ DataFolder = Annotated[
         help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).",
     ),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="How clients are run (see: fedtailor list engines)."),
+]
 Only = Annotated[
     list[str] | None,
     typer.Option(
@@ -64,6 +68,7 @@ def run(
     ] = None,
     records: Records = _DEFAULT,
     data_dir: DataFolder = "",
+    engine: Engine = "auto",
     only: Only = None,
     hours: Hours = None,
     json: Json = False,
@@ -76,7 +81,7 @@ def run(
 
     Example: fedtailor leaderboard run fedavg ditto --only digits/
     """
-    failures = _run(methods or (), None, records, data_dir, only, hours)
+    failures = _run(methods or (), None, records, (data_dir, engine), only, hours)
     print_result({"records": records, "failed": failures}, json, _show_run)
     _end(failures)
 
@@ -99,6 +104,7 @@ def add(
     ] = None,
     records: Records = _DEFAULT,
     data_dir: DataFolder = "",
+    engine: Engine = "auto",
     only: Only = None,
     hours: Hours = None,
     json: Json = False,
@@ -111,7 +117,7 @@ def add(
     Example: fedtailor leaderboard add my_methods:Mine --only digits/
     """
     tried = dict(read_assignments(values, "--values"))
-    failures = _run([method], tried, records, data_dir, only, hours)
+    failures = _run([method], tried, records, (data_dir, engine), only, hours)
 
     from fedtailor.experiment.leaderboard import read_board
     from fedtailor.report.leaderboard import standing_of
@@ -182,20 +188,31 @@ def _run(
     methods: Sequence[str],
     values: Mapping[str, Any] | None,
     records: str,
-    data_dir: str,
+    how: tuple[str, str],
     only: Sequence[str] | None,
     hours: float | None,
 ) -> dict[str, str]:
-    """Run the missing cells, and return why some failed."""
+    """Run the missing cells, and return why some failed.
+
+    Args:
+        methods: empty: all of the package.
+        values: what is tried; None: as for every method.
+        records: the file.
+        how: the data folder, and the engine.
+        only: parts of the names of cells.
+        hours: no cell begins after them.
+    """
     from fedtailor.cli.show.console import say
     from fedtailor.experiment.leaderboard import make_cells, run_cells
 
     cells = make_cells(methods, only=only or (), values=values)
+    data_dir, engine = how
     try:
         return run_cells(
             cells,
             Path(records),
             data_dir=data_dir,
+            engine=engine,
             hours=math.inf if hours is None else hours,
             say=say,
         )

@@ -340,6 +340,7 @@ def run_cells(
     path: Path,
     *,
     data_dir: str = "",
+    engine: str = "auto",
     hours: float = math.inf,
     work: Path = Path("runs/leaderboard"),
     progress: RunProgress | None = None,
@@ -354,6 +355,7 @@ def run_cells(
         cells: from :func:`make_cells`.
         path: the file of the records.
         data_dir: folder of the data sets.
+        engine: changes nothing but the time.
         hours: no cell begins after so many of them.
         work: folder of unfinished cells.
         progress: is told about every round.
@@ -367,6 +369,10 @@ def run_cells(
         RunError: it cannot be written.
     """
     begin = time.monotonic()
+    overrides = [("engine.name", engine)]
+    if data_dir:
+        overrides.append(("data.dir", data_dir))
+
     records = read_board(path)
     missing = [cell for cell in cells if not is_done(cell, records)]
     failures: dict[str, str] = {}
@@ -382,7 +388,7 @@ def run_cells(
 
         say(f"{number} of {len(missing)}: {cell.name}")
         try:
-            record = run_cell(cell, data_dir, work, progress)
+            record = run_cell(cell, overrides, work, progress)
         except FedtailorError as error:
             failures[cell.name] = str(error)
             say(f"{cell.name} failed: {error}")
@@ -399,8 +405,19 @@ def run_cells(
     return failures
 
 
-def run_cell(cell: Cell, data_dir: str, work: Path, progress: RunProgress | None = None) -> Record:
+def run_cell(
+    cell: Cell,
+    overrides: Sequence[tuple[str, Any]],
+    work: Path,
+    progress: RunProgress | None = None,
+) -> Record:
     """Run a cell: a sweep of its trials, and the record of the one that was chosen.
+
+    Args:
+        cell: the method on the federation.
+        overrides: values of the configuration that change no result, such as the data folder.
+        work: folder of unfinished cells.
+        progress: is told about every round.
 
     Raises:
         ConfigError: the method cannot work on the federation.
@@ -411,7 +428,6 @@ def run_cell(cell: Cell, data_dir: str, work: Path, progress: RunProgress | None
     from fedtailor.experiment.provenance import commit, machine, versions
     from fedtailor.experiment.sweep import sweep
 
-    overrides = [("data.dir", data_dir)] if data_dir else []
     config = make_config(cell.sections(), overrides)
     folder = work / f"{safe_name(cell.name)}-{cell.digest}"
     result = sweep(config, values=cell.tried, sampler="grid", out=folder, progress=progress)
@@ -457,6 +473,7 @@ def _scores(folder: Path) -> Record:
     algorithm = make_algorithm(load_config(folder / CONFIG_FILE))
     personalized = result["metrics"]["personalized"]
     return {
+        "engine": result["engine"],
         "rounds": result["rounds"],
         "evaluation": algorithm.primary_evaluation,
         "uses_validation": algorithm.chooses_by_validation,

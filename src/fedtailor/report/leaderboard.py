@@ -503,8 +503,8 @@ _HOW = """## How it is measured
 * **Told apart** are two rows whose accuracies differ over clients by Wilcoxon's signed-rank test,
   corrected by Holm's method for all pairs, in two repetitions or more, in the same direction.
   With four clients that is never so.
-* **Seconds** are those of one run with the chosen options on the machine of the record, which was
-  not idle.
+* **Seconds** are those of one run with the chosen options, by the engine and on the machine of the
+  record, which was not idle.
 * **(v)**: the method also personalizes with the validation examples, so its options are chosen by
   scores that are too high.
 * A record has the name `FEDERATION/METHOD/REPETITION`. `fedtailor leaderboard run METHOD --only
