@@ -1,9 +1,11 @@
 """Pages that follow from code and records are written for the site, and git does not keep them."""
 
 import subprocess
+import tomllib
 
 import pytest
 
+from fedtailor.experiment.config import SECTIONS, make_config, to_toml
 from write_pages import DOCS, ROOT, WRITERS, pages_of
 
 SLOW = {"algorithm_pages"}
@@ -34,8 +36,14 @@ def test_the_page_of_commands_has_every_command_and_option():
     assert "`-a, --algorithm NAME`" in text and "`--rounds NUMBER`" in text
 
 
-def test_the_page_of_the_configuration_has_every_section():
+def test_the_page_of_the_configuration_has_every_option():
     (text,) = pages_of("configuration_page").values()
+    for section, options in tomllib.loads(to_toml(make_config({}))).items():
+        if section in SECTIONS:
+            _, _, rest = text.partition(f"### `[{section}]`\n")
+            rows = rest.partition("\n### ")[0]
+            assert [name for name in options if f"| `{name}` |" not in rows] == [], section
+
     for row in (
         "| `lr` | `0.01` | number",
         "| `rounds` |",

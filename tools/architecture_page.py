@@ -18,7 +18,7 @@ Everything may import `core`.
 **The idea.** An algorithm is the program of *one* client plus the arithmetic of the server, written
 as pure functions over trees of tensors. Engines decide how many clients run at once. No algorithm
 has a client axis, padding, a device or a loop over clients. Where tensors live is decided in
-`core/devices.py`: see [Devices](../howto/running.md#devices).
+`core/devices.py`: see [Devices](../howto/devices.md).
 
 ## The packages
 

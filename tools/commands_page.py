@@ -11,7 +11,7 @@ INTRODUCTION = """# Commands
 
 What `fedtailor COMMAND --help` says. Every command takes `--help`; an option may be given once,
 unless it collects values. Results go to the standard output, and messages to the standard error.
-The [exit code](../howto/running.md#exit-codes) says how a command ended.
+The [exit code](run-folder.md#exit-codes) says how a command ended.
 """
 
 

@@ -1,5 +1,5 @@
 """The copies to the host of a round: how many there are, and that each has a reason.
-docs/howto/running.md lists them."""
+docs/howto/devices.md lists them."""
 
 from collections import Counter
 
