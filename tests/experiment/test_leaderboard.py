@@ -131,9 +131,11 @@ def test_an_interrupted_cell_has_the_record_of_one_that_was_not(small, tmp_path)
 
     again = tmp_path / "again" / "records.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        run(again, "fedavg_ft", only=["/0"], progress=Stop())
+        run(again, "fedavg_ft", only=["/0"], engine="reference", progress=Stop())
     assert not again.exists()
-    run(again, "fedavg_ft", only=["/0"], engine="reference")
+    stopped = again.parent / "work"
+    assert list(stopped.iterdir())
+    assert run(again, "fedavg_ft", only=["/0"], engine="reference") == {}
     assert read_board(again)["small/fedavg_ft/0"]["engine"] == "reference"
     assert without_times(read_board(again)) == without_times(read_board(small))
 

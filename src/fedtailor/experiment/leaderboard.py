@@ -429,7 +429,8 @@ def run_cell(
     from fedtailor.experiment.sweep import sweep
 
     config = make_config(cell.sections(), overrides)
-    folder = work / f"{safe_name(cell.name)}-{cell.digest}"
+    # A sweep continues with the engine that it began with.
+    folder = work / f"{safe_name(cell.name)}-{cell.digest}-{config.engine.name}"
     result = sweep(config, values=cell.tried, sampler="grid", out=folder, progress=progress)
 
     (method,) = result["methods"]
