@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedtailor
 from experiments.cells import read_plan
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.cli.main import main
@@ -54,6 +55,7 @@ def is_written(path):
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *(path for path in sorted(DOCS.rglob("*.md")) if not is_written(path)),
 ]
 
@@ -331,6 +333,11 @@ def test_make_targets_exist():
     ]
     assert {"demo", "test", "test-all", "docs", "docs-serve"} <= set(targets)
     assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_the_citation_names_this_version():
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {fedtailor.__version__}" in lines and "license: Apache-2.0" in lines
 
 
 def test_readme_counts_what_is_there():
