@@ -84,8 +84,12 @@ def _features(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[st
     return {**sections, "data": data, "model": {"name": "mlp"}}
 
 
-_SKEW = _pictures("fashion_mnist", "dirichlet(alpha=0.1)", "emnist_cnn")
-_CORRUPTED = _pictures("cifar10", "dirichlet(alpha=0.5)", "cifar_cnn", shift="cifar_s(clients=10)")
+_HALF = {"test_share": 0.5}
+"""Half of the pictures are for testing: runs stay short, and clients have enough test examples."""
+_SKEW = _pictures("fashion_mnist", "dirichlet(alpha=0.1)", "emnist_cnn", **_HALF)
+_CORRUPTED = _pictures(
+    "cifar10", "dirichlet(alpha=0.5)", "cifar_cnn", shift="cifar_s(clients=10)", **_HALF
+)
 
 FEDERATIONS: Mapping[str, BoardFederation] = {
     "digits": BoardFederation(
@@ -115,17 +119,18 @@ FEDERATIONS: Mapping[str, BoardFederation] = {
     ),
     "skew-0.5": BoardFederation(
         "the same with label skew Dirichlet(0.5)",
-        _pictures("fashion_mnist", "dirichlet(alpha=0.5)", "emnist_cnn"),
+        _pictures("fashion_mnist", "dirichlet(alpha=0.5)", "emnist_cnn", **_HALF),
         baselines=_PIXELS,
     ),
     "scarce": BoardFederation(
-        "Fashion-MNIST at 40 clients with 63 pictures each, classes by Dirichlet(0.5)",
+        "Fashion-MNIST at 40 clients with 50 training pictures each, classes by Dirichlet(0.5)",
         _pictures(
             "fashion_mnist",
-            "dirichlet_quota(alpha=0.5, quota=63)",
+            "dirichlet_quota(alpha=0.5, quota=100)",
             "emnist_cnn",
             subset=0,
             clients=40,
+            **_HALF,
         ),
         baselines=_PIXELS,
     ),

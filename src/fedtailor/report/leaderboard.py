@@ -387,7 +387,7 @@ def figure_of(records: Mapping[str, Record]) -> Figure:
             )
 
     ranks = rank_methods(records)
-    if len(ranks.mean_rank) > 1:
+    if ranks.critical_difference is not None:
         subtitle = f"over {', '.join(ranks.federations)}"
         panels.append(Panel(chart=_rank_chart(ranks), title="Mean rank", subtitle=subtitle))
 
@@ -396,8 +396,8 @@ def figure_of(records: Mapping[str, Record]) -> Figure:
         title="Accuracy of the models that clients end with, against their cost",
         caption="A mark is a method, its accuracy the mean over clients and repetitions. Named are "
         "methods that no other one beats at less cost. Dashed: the same model trained alone "
-        "(local). Dotted: the best simple model of each client. In the last panel, the "
-        "bar is Nemenyi's critical difference: methods nearer than that are not told apart.",
+        "(local). Dotted: the best simple model of each client. Where there are two federations or "
+        "more, the last panel has mean ranks, with Nemenyi's critical difference as a bar.",
         panels=panels,
     )
 
@@ -475,14 +475,13 @@ def _rank_chart(ranks: Ranks) -> Chart:
     x = alt.X("rank:Q", title="mean rank", scale=alt.Scale(zero=False, padding=10))
     base = alt.Chart(inline(rows), height=18 * len(rows))
     tips = [tooltip("label", "method"), tooltip("rank", "mean rank", ".2f")]
-    layers = [base.mark_circle(size=60, color=MAIN, opacity=1).encode(x=x, y=y, tooltip=tips)]
-    if ranks.critical_difference is not None:
-        end = values[0] + ranks.critical_difference
-        bar = [{"label": names[0], "rank": values[0], "end": end}]
-        marks = alt.Chart(inline(bar)).mark_rule(strokeWidth=3, color=CONTRAST)
-        layers.append(marks.encode(x=x, x2="end:Q", y=y))
+    marks = base.mark_circle(size=60, color=MAIN, opacity=1).encode(x=x, y=y, tooltip=tips)
 
-    return alt.LayerChart(layer=layers)
+    # From the first method on: those within it are not told apart from it.
+    end = values[0] + (ranks.critical_difference or 0.0)
+    bar = inline([{"label": names[0], "rank": values[0], "end": end}])
+    rule = alt.Chart(bar).mark_rule(strokeWidth=3, color=CONTRAST).encode(x=x, x2="end:Q", y=y)
+    return alt.LayerChart(layer=[rule, marks])
 
 
 # The page.
@@ -610,8 +609,10 @@ def _in_short(federation: str, rows: Sequence[Standing]) -> str:
 
 def _ranks_in_words(ranks: Ranks) -> str:
     """Return the ranks in a sentence."""
-    if len(ranks.mean_rank) < 2:
-        return "No two methods have all repetitions on a federation, so there are no ranks yet."
+    if ranks.critical_difference is None:
+        return (
+            "There are no ranks yet: they need two methods with all repetitions on two federations."
+        )
 
     names = ", ".join(f"{name} {rank:.1f}" for name, rank in list(ranks.mean_rank.items())[:8])
     text = (
@@ -620,8 +621,6 @@ def _ranks_in_words(ranks: Ranks) -> str:
     )
     if len(ranks.mean_rank) > 8:
         text += ", and so on"
-    if ranks.critical_difference is None:
-        return f"{text}. One federation has no critical difference."
 
     return (
         f"{text}. The critical difference is {ranks.critical_difference:.1f} "
