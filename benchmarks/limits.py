@@ -4,7 +4,7 @@
 
 Each row is read in a process of its own, twice: once for processor time and resident memory, once
 for the memory that Python traces. Memory is what reading adds to the message itself, at its peak.
-The table of docs/howto/sites.md is this one. It needs 9 GB of memory, and Linux.
+The table of docs/reference/site-network.md is this one. It needs 9 GB of memory, and Linux.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What README and docs tell a reader to type works as written."""
 
-import dataclasses
 import json
 import re
 import shlex
@@ -25,13 +24,9 @@ from fedtailor.data.partitions import PARTITIONS
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
     SITE_FILE,
-    DeployOptions,
-    SiteOptions,
     load_federation,
     load_site,
 )
-from fedtailor.deployment.policy import SitePolicy
-from fedtailor.deployment.site_privacy import SitePrivacy
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.sweep import make_searches
@@ -311,15 +306,6 @@ def test_the_commands_of_several_machines_are_understood(capsys):
             line
         )
         assert "Usage" in capsys.readouterr().out, line
-
-
-def test_the_page_of_sites_names_every_option():
-    page = (ROOT / "docs" / "howto" / "sites.md").read_text()
-    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE))))
-    options = set()
-    for cls in (DeployOptions, SiteOptions, SitePolicy, SitePrivacy):
-        options |= {each.name for each in dataclasses.fields(cls)}
-    assert options <= named
 
 
 def test_make_targets_exist():

@@ -91,7 +91,7 @@ models = []
 # Frozen encoders that may run here, such as "onnx:FILE".
 encoders = []
 
-# What this site answers at all; see docs/howto/sites.md and 'fedtailor site policy FOLDER'.
+# What this site answers at all; see docs/howto/site-policy.md and 'fedtailor site policy FOLDER'.
 [policy]
 """
 
