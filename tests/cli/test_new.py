@@ -10,6 +10,7 @@ from fedtailor.experiment.starter import METHOD, TEST
 from tutorial import BLOCK, ROOT
 
 
+@pytest.mark.slow
 def test_a_new_project_is_usable_and_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new", "my study"]) == 0
@@ -22,8 +23,10 @@ def test_a_new_project_is_usable_and_runs(tmp_path, monkeypatch, capsys):
     assert "dublin" in printed.out and "The data can be used." in printed.err
 
     short = ["--rounds", "1", "--set", "evaluation.baselines=none", "--out", "run"]
-    assert main(["run", "experiment.toml", *short]) == 0
+    assert main(["run", "config.toml", *short]) == 0
     assert fedtailor.load("run").clients.names == ["athens", "berlin", "cairo", "dublin"]
+    assert main(["report", "run", "--out", "report.html"]) == 0
+    assert main(["export", "run", "--all", "--format", "torch-export", "--out", "exported"]) == 0
 
 
 def test_it_never_overwrites(tmp_path, capsys):

@@ -40,6 +40,6 @@ def _next_steps(name: str) -> list[str]:
         "Next:",
         f"  cd {shlex.quote(name)}",
         "  fedtailor data check data",
-        "  fedtailor run experiment.toml",
+        "  fedtailor run config.toml",
         "  pytest test_my_method.py      (needs pytest; some minutes)",
     ]

@@ -13,7 +13,7 @@ from fedtailor.core.atomic import make_folder, write_whole
 from fedtailor.experiment.folder import refuse_existing
 
 _CONFIGURATION = """\
-# fedtailor run experiment.toml
+# fedtailor run config.toml
 # Every option: fedtailor run --help, and docs/howto/running.md in a clone.
 seeds = [0]
 
@@ -124,7 +124,7 @@ def write_project(folder: Path) -> list[Path]:
     """
     refuse_existing(folder)
     texts = {
-        "experiment.toml": _CONFIGURATION,
+        "config.toml": _CONFIGURATION,
         "my_method.py": METHOD,
         "test_my_method.py": TEST,
     }
