@@ -2,13 +2,14 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedtailor.algorithms import ALGORITHMS
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import ConfigError, DataError, UsageError
 from fedtailor.data import build
 from fedtailor.experiment import leaderboard
 from fedtailor.experiment.config import make_config
@@ -179,6 +180,20 @@ def test_federations_without_data_are_passed_over(tmp_path):
     assert list(failures) == [cell.name for cell in cells] and not path.exists()
     assert "fedtailor data list heart" in failures["hospitals/fedncm/2"]
     assert len(said) == 2  # it is tried once
+
+
+def test_federations_without_their_encoder_are_passed_over(small, monkeypatch):
+    sections = {**SMALL, "data": {**SMALL["data"], "encoder": "nowhere:encoder"}}
+    monkeypatch.setattr(leaderboard, "FEDERATIONS", {"small": BoardFederation("digits", sections)})
+    said = []
+    failures = run(small, "local", "fedavg", say=said.append)
+    assert len(failures) == 6 and len(said) == 2 and "nowhere" in said[1]
+
+
+def test_a_board_without_optuna_stops_at_once(small, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UsageError, match="a sweep needs Optuna"):
+        run(small, "local")
 
 
 OWN = """

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.atomic import append_lines, cut_unfinished_line, make_folder, safe_name
-from fedtailor.core.errors import ConfigError, DataError, FedtailorError, find_name
+from fedtailor.core.errors import ConfigError, DataError, RunError, find_name
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import damaged, read_lines
 
@@ -42,6 +42,8 @@ REPETITIONS = 3
 """Seeds, or folds, of every method on every federation."""
 LOCAL = "local"
 """The method that trains the same model at each client alone."""
+_OF_THE_DATA = ("data.dir", "data.encoder")
+"""Keys of errors that concern the data of a federation, and no method."""
 Record = dict[str, Any]
 
 
@@ -372,6 +374,7 @@ def run_cells(
     Raises:
         DataError: the file is damaged.
         RunError: it cannot be written.
+        UsageError: Optuna is not installed.
     """
     begin = time.monotonic()
     overrides = [("engine.name", engine)]
@@ -394,11 +397,11 @@ def run_cells(
         say(f"{number} of {len(missing)}: {cell.name}")
         try:
             record = run_cell(cell, overrides, work, progress)
-        except FedtailorError as error:
+        except (ConfigError, DataError, RunError) as error:
             failures[cell.name] = str(error)
             say(f"{cell.name} failed: {error}")
-            # Files are missing for all methods alike.
-            if isinstance(error, DataError) and error.key == "data.dir":
+            # Files, or an encoder, are missing for all methods alike.
+            if error.key in _OF_THE_DATA:
                 without_data[cell.federation] = str(error)
             continue
 
