@@ -55,6 +55,7 @@ test-sites: $(FLOWER)/.installed
 # the same with every process killed at three moments, bad sites, refusals and secure sums: about 45 minutes
 test-sites-full: $(FLOWER)/.installed
 	FEDTAILOR_FULL=1 $(FLOWER)/bin/python -m pytest tests/deployment_flower tests/deployment
+	$(FLOWER)/bin/python -m pytest tests/test_tutorials.py -k three-sites
 
 # the engine `ray`, in an environment of its own
 test-ray: .venv-ray/.installed

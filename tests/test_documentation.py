@@ -61,11 +61,12 @@ def blocks(page, language):
 
 def commands():
     """Return every command line of fedtailor in the pages, and those that the demo suggests."""
+    pages = [page for page in PAGES if page.name != "history.md"]
     lines = [
-        line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()
+        line for page in pages for block in blocks(page, "console") for line in block.splitlines()
     ]
     inline = [
-        text for page in PAGES for text in re.findall(r"`(fedtailor [^`]*)`", page.read_text())
+        text for page in pages for text in re.findall(r"`(fedtailor [^`]*)`", page.read_text())
     ]
     return [
         line.strip()
