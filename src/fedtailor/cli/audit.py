@@ -117,7 +117,7 @@ def noise(
         typer.Option(
             parser=whole_number("--canaries"),
             metavar="NUMBER",
-            help="Clients that are made up, half of which take part (default: 200).",
+            help="Clients or examples that are made up; half take part (default: 200).",
             show_default=False,
         ),
     ] = 200,
@@ -127,12 +127,12 @@ def noise(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Does noise on sums hide a client as well as it claims? Try to find made-up clients.
+    """Does noise hide a client, or an example, as well as it claims? Try to find made-up ones.
 
-    The run of the configuration is made, which must set privacy.unit to "client". Made-up clients,
-    the canaries, add to its sums what the bound lets them. From the noisy sums, it is estimated
-    which epsilon the run really has. If this contradicts the epsilon that the run claims, the exit
-    code is 5. Nothing is written.
+    The run of the configuration is made, which must set privacy.unit to "client" or "example".
+    Made-up clients, or examples of one client, the canaries, add to its sums what the bound lets
+    them. From the noisy sums, it is estimated which epsilon the run really has. If this contradicts
+    the epsilon that the run claims, the exit code is 5. Nothing is written.
 
     Example: fedtailor audit noise experiment.toml --set privacy.unit=client --set privacy.epsilon=4
     """

@@ -1,9 +1,11 @@
-"""The audit of noise: does a run tell no more of a client than it claims?"""
+"""The audit of noise: does a run tell no more of a client, or of an example, than it claims?"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,14 +20,21 @@ from fedtailor.experiment.methods import to_text
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.privacy.added_noise import AddedNoise
 from fedtailor.privacy.audit import estimate_epsilon, guessed_epsilon, most_by_guessing
-from fedtailor.privacy.canaries import AuditedMechanism, Canaries
-from fedtailor.privacy.mechanism import ClientMechanism
+from fedtailor.privacy.canaries import AuditedMechanism, Canaries, Sightings
+from fedtailor.privacy.examples import ExamplePlan
 from fedtailor.privacy.plan import rate_of
 from fedtailor.simulation.clients import LocalClients
-from fedtailor.simulation.noisy_sums import Releases
+from fedtailor.simulation.example_canaries import (
+    AuditedSums,
+    CanarySteps,
+    CanarySums,
+    auditing_steps,
+)
+from fedtailor.simulation.noisy_steps import NoisySteps
+from fedtailor.simulation.noisy_sums import ExampleReleases, Releases
 from fedtailor.simulation.report import Absences
 from fedtailor.simulation.rounds import run_rounds
-from fedtailor.simulation.server import RunServer
+from fedtailor.simulation.server import RunServer, example_plan
 
 DEFAULT_CANARIES = 200
 FEWEST_CANARIES = 50
@@ -42,15 +51,16 @@ def audit_noise(
     canaries: int = DEFAULT_CANARIES,
     progress: RunProgress | None = None,
 ) -> dict[str, Any]:
-    """Compare what a run claims to tell of a client with what an attacker finds; return the record.
+    """Compare what a run claims to tell with what an attacker finds, and return the record.
 
-    The run is made, and canaries contribute to its sums; see :mod:`fedtailor.privacy.canaries`.
+    The run is made, and canaries contribute to its sums; see :mod:`fedtailor.privacy.canaries` for
+    clients, and :mod:`fedtailor.simulation.example_canaries` for examples.
     It contradicts its claim if the lower end of the estimate is above it, which happens in 5 % of
     the audits of a mechanism that keeps its claim; or if the noise that was added is less than is
     claimed in a part of the messages, or repeats, which happens in 0.01 %.
 
     Args:
-        config: an experiment of one seed that protects clients by noise.
+        config: an experiment of one seed that protects clients or examples by noise.
         canaries: how many are made up.
         progress: is told about every round.
 
@@ -69,14 +79,23 @@ def audit_noise(
             progress.note(note)
 
         progress.begin(f"{to_text(config.algorithm)}, {config.data.title}", schedule.rounds)
-        server, mechanism = _audited_server(prepared, canaries, seed)
+        server = _server(prepared, seed)
+        audited = _audited(prepared, server, canaries, seed)
         told: dict[str, Any] = {}
-        for report in run_rounds(server, prepared.device):
-            progress.round({"round": report.round, "evaluations": []})
-            told = report.privacy or told
+        reasons = []
+        with audited.within:
+            for report in run_rounds(server, prepared.device):
+                progress.round({"round": report.round, "evaluations": []})
+                told = report.privacy or told
+                reasons += [event["reason"] for event in report.events if "reason" in event]
 
-    if not told:
-        raise RunError("no round had a client that sent anything, so there is nothing to audit.")
+    seen = audited.sightings()
+    if not told or not seen.added_noise:
+        reason = next(iter(reasons), "no client that is watched has sent anything.")
+        raise RunError(f"there is nothing to audit: {reason}")
+
+    by_client = told.get("by_client", {})
+    claim = by_client.get(str(audited.facts.get("client")), told["epsilon"])
 
     return {
         "audit": "noise",
@@ -86,12 +105,12 @@ def audit_noise(
         "rounds": schedule.rounds,
         "clients": prepared.federation.population,
         "canaries": canaries,
-        "taking_part": int(mechanism.canaries.inside.sum()),
+        "taking_part": int(seen.inside.sum()),
         "unit": config.privacy.unit,
-        "noise": mechanism.noise,
+        **audited.facts,
         "delta": told["delta"],
-        "claim": told["epsilon"],
-        **_findings(mechanism, told["epsilon"], told["delta"]),
+        "claim": claim,
+        **_findings(seen, claim, told["delta"]),
         "limits": LIMITS,
     }
 
@@ -100,13 +119,12 @@ def _prepare(config: Config, canaries: int) -> Config:
     """Return the configuration of the run of an audit: models are evaluated at the end only.
 
     Raises:
-        ConfigError: it has several seeds, or does not protect clients.
+        ConfigError: it has several seeds, or protects nobody.
     """
-    if config.privacy.unit != "client":
-        hint = "There is no noise on sums of clients to test."
-        raise wrong_value(
-            "privacy.unit", "'client' for an audit of noise", config.privacy.unit, hint
-        )
+    if config.privacy.unit == "none":
+        hint = "There is no noise to test."
+        allowed = "'client' or 'example' for an audit of noise"
+        raise wrong_value("privacy.unit", allowed, config.privacy.unit, hint)
     if len(config.seeds) > 1:
         raise wrong_value("seeds", "one seed for an audit", list(config.seeds))
     if canaries < FEWEST_CANARIES:
@@ -115,25 +133,42 @@ def _prepare(config: Config, canaries: int) -> Config:
 
     make_algorithm(config)
     schedule = dataclasses.replace(config.schedule, evaluate_every=0, personalized_every=0)
-    return dataclasses.replace(first_training(config), schedule=schedule)
+    config = dataclasses.replace(first_training(config), schedule=schedule)
+    if config.privacy.unit == "client":
+        return config
+
+    # Steps are watched where they are taken: in this thread. No result depends on the engine.
+    engine = dataclasses.replace(config.engine, name="reference", workers=0)
+    return dataclasses.replace(config, engine=engine)
 
 
-def _audited_server(
-    prepared: PreparedRun, count: int, seed: int
-) -> tuple[RunServer, AuditedMechanism]:
-    """Return the server of a run, and its mechanism, to whose sums canaries contribute."""
+class _Audited(NamedTuple):
+    """A run that is audited."""
+
+    sightings: Callable[[], Sightings]
+    facts: Mapping[str, Any]
+    """For the record: what is claimed of whom."""
+    within: AbstractContextManager[None] = nullcontext()
+    """In which its rounds are made."""
+
+
+def _server(prepared: PreparedRun, seed: int) -> RunServer:
+    """Return the server of a run."""
+    algorithm = prepared.algorithm
     federation = prepared.federation
     schedule = prepared.config.schedule
+    privacy = prepared.config.privacy
     with one_thread(), placed(prepared.device):
         clients = LocalClients(
-            prepared.algorithm,
+            algorithm,
             federation,
             prepared.engine,
             seed=seed,
             device=prepared.device,
+            plan=example_plan(algorithm, federation.roster, schedule, privacy),
         )
-        server = RunServer(
-            algorithm=prepared.algorithm,
+        return RunServer(
+            algorithm=algorithm,
             roster=federation.roster,
             clients=clients,
             schedule=schedule,
@@ -141,47 +176,112 @@ def _audited_server(
             resume=None,
             absences=Absences(),
             device=prepared.device,
-            privacy=prepared.config.privacy,
+            privacy=privacy,
             ledger=None,
         )
 
-        roster = federation.roster
-        mean_size = np.mean([roster.num_train[client] for client in roster.trainable_clients])
+
+def _audited(prepared: PreparedRun, server: RunServer, count: int, seed: int) -> _Audited:
+    """Let canaries add to what clients of a run send, and watch the noise.
+
+    Raises:
+        ConfigError: this cannot be audited.
+    """
+    key = rng.new_key(seed, purpose="canaries")
+    if isinstance(server.releases, Releases):
+        return _audited_clients(prepared, server, server.releases, count, key)
+    if isinstance(server.releases, ExampleReleases):
+        return _audited_sums(prepared, server, server.releases, count, key)
+
+    assert isinstance(server.steps, NoisySteps), "noise hides something"
+    return _audited_steps(prepared, server.steps.plan, count, key)
+
+
+def _audited_clients(
+    prepared: PreparedRun, server: RunServer, releases: Releases, count: int, key: rng.Key
+) -> _Audited:
+    """Let made-up clients contribute to sums."""
+    schedule = prepared.config.schedule
+    roster = prepared.federation.roster
+    mean_size = np.mean([roster.num_train[client] for client in roster.trainable_clients])
+    with placed(prepared.device):
         canaries = Canaries(
             server.messages,
             count,
             num_train=round(_TIMES_THE_EXAMPLES * float(mean_size)),
             rates=[rate_of(schedule, round) for round in range(1, schedule.rounds + 1)],
-            key=rng.new_key(seed, purpose="canaries"),
+            key=key,
         )
 
-    assert isinstance(server.releases, Releases), "clients are protected"
-    plain = server.releases.mechanism
-    assert isinstance(plain, ClientMechanism), "clients are protected, not examples"
+    plain = releases.mechanism
     mechanism = AuditedMechanism(
         **vars(plain), canaries=canaries, added_noise=AddedNoise(plain.contributions)
     )
-    server.releases.mechanism = mechanism
-    return server, mechanism
+    releases.mechanism = mechanism
+    return _Audited(mechanism.sightings, {"noise": mechanism.noise})
 
 
-def _findings(mechanism: AuditedMechanism, claim: float, delta: float) -> dict[str, Any]:
+def _audited_sums(
+    prepared: PreparedRun, server: RunServer, releases: ExampleReleases, count: int, key: rng.Key
+) -> _Audited:
+    """Let a client have made-up examples, which add to its sums over features."""
+    plain = releases.mechanism
+    roster = prepared.federation.roster
+    target = roster.trainable_clients[0]
+    with one_thread(), placed(prepared.device):
+        canaries = CanarySums(
+            prepared.algorithm,
+            prepared.federation.common_task,
+            server.broadcast(1, [target]),
+            plain,
+            count,
+            key,
+        )
+
+    adds_noise = prepared.config.privacy.noise_from == "sites"
+    client = target if adds_noise else None
+    releases.mechanism = AuditedSums(**vars(plain), watch=canaries, client=client)
+    facts = {"noise": plain.noise, "bounds": "features", "client": target}
+    return _Audited(canaries.sightings, facts)
+
+
+def _audited_steps(prepared: PreparedRun, plan: ExamplePlan, count: int, key: rng.Key) -> _Audited:
+    """Let a client have made-up examples, whose gradients add to those of its steps.
+
+    Raises:
+        ConfigError: clients also send sums over features.
+    """
+    if plan.radius:
+        hint = "Of clients that send sums beside them, steps alone have another claim."
+        allowed = "the preset of a method that sends no sums over features"
+        raise wrong_value("algorithm.preset", allowed, prepared.config.algorithm.name, hint)
+
+    # The rate of a step is largest for whoever has the fewest examples.
+    num_train = prepared.federation.roster.num_train
+    target = min(plan.releases, key=lambda client: num_train[client])
+    canaries = CanarySteps(plan, target, num_train[target], count, key)
+    facts = {"noise": plan.releases[target].noise, "bounds": "gradients", "client": target}
+    return _Audited(canaries.sightings, facts, auditing_steps(canaries))
+
+
+def _findings(seen: Sightings, claim: float, delta: float) -> dict[str, Any]:
     """Return what the canaries and the noise tell, and whether it contradicts a claim."""
-    canaries = mechanism.canaries
-    inside = canaries.inside
-    estimate = estimate_epsilon(inside, canaries.scores, delta)
-    with_half = estimate_epsilon(inside, canaries.signal + canaries.noise / 2, delta)
-    parts = mechanism.added_noise.parts()
+    inside = seen.inside
+    scores = seen.signal + seen.noise
+    estimate = estimate_epsilon(inside, scores, delta)
+    with_half = estimate_epsilon(inside, seen.signal + seen.noise / 2, delta)
+    parts = [part for added in seen.added_noise for part in added.parts()]
+    squares = [added.share**2 for added in seen.added_noise]
     is_wrong = any(part.is_too_small or part.repeats for part in parts)
     return {
         "estimate": estimate._asdict(),
         "guesses": {
-            "epsilon": guessed_epsilon(inside, canaries.scores, delta),
+            "epsilon": guessed_epsilon(inside, scores, delta),
             "at_most": most_by_guessing(len(inside), delta),
         },
         "half_noise": {**with_half._asdict(), "would_be_found": with_half.low > claim},
         "added_noise": {
-            "share": mechanism.added_noise.share,
+            "share": float(np.sqrt(np.mean(squares))),
             "parts": [part._asdict() for part in parts],
         },
         "contradiction": estimate.low > claim or is_wrong,

@@ -45,7 +45,8 @@ class AddedNoise:
         Args:
             messages: the declaration of the method.
         """
-        self._rounds = 0
+        self.rounds = 0
+        """How many were entered."""
         self._sums: dict[str, Tensor] = {}
         self._squares: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
@@ -61,7 +62,7 @@ class AddedNoise:
             noise: by field and path.
             deviation: the claimed one.
         """
-        self._rounds += 1
+        self.rounds += 1
         for name, by_path in noise.items():
             for path, leaf in by_path.items():
                 part = f"{name}/{path}".rstrip("/")
@@ -74,7 +75,7 @@ class AddedNoise:
     def share(self) -> float:
         """The deviation of all parts together over the claimed one, in single rounds."""
         size = sum(self._sizes[part] for part in self._squares)
-        return float(np.sqrt(sum(self._squares.values()) / (size * self._rounds)))
+        return float(np.sqrt(sum(self._squares.values()) / (size * self.rounds)))
 
     def parts(self) -> list[PartNoise]:
         """Return what was seen of every part, in the order of the declaration."""
@@ -82,15 +83,15 @@ class AddedNoise:
         parts = []
         for part, squares in self._squares.items():
             size = self._sizes[part]
-            over_rounds = _square(self._sums[part]) / self._rounds
+            over_rounds = _square(self._sums[part]) / self.rounds
             chance = min(chdtr(size, over_rounds), chdtrc(size, over_rounds))
             parts.append(
                 PartNoise(
                     part=part,
-                    share=float(np.sqrt(squares / (size * self._rounds))),
+                    share=float(np.sqrt(squares / (size * self.rounds))),
                     share_of_rounds=float(np.sqrt(over_rounds / size)),
-                    is_too_small=bool(chdtr(size * self._rounds, squares) < limit),
-                    repeats=self._rounds > 1 and bool(chance < limit),
+                    is_too_small=bool(chdtr(size * self.rounds, squares) < limit),
+                    repeats=self.rounds > 1 and bool(chance < limit),
                 )
             )
 

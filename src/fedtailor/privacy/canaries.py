@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,19 @@ _SIZE = 4.0
 
 Leaves = Mapping[str, Mapping[str, Tensor]]
 """Tensors by field and path."""
+
+
+class Sightings(NamedTuple):
+    """What an attacker has seen of the canaries of an audit."""
+
+    inside: np.ndarray
+    """Which canaries took part."""
+    signal: np.ndarray
+    """Of what they contributed: inner products with the directions, by canary."""
+    noise: np.ndarray
+    """Of the noise: the same."""
+    added_noise: list[AddedNoise]
+    """The noise itself; empty: nothing was seen."""
 
 
 class Canaries:
@@ -61,7 +75,7 @@ class Canaries:
         """
         self.num_train = num_train
         self.rates = rates
-        self.inside = rng.to_unit(rng.words(rng.plain(key.fold("coins")), count)) < 0.5
+        self.inside = coins(count, key)
         """Which canaries take part."""
         self.signal = np.zeros(count)
         """Of what canaries contributed: inner products with the directions, by canary."""
@@ -90,8 +104,7 @@ class Canaries:
         self, canary: int, totals: Mapping[str, PartialSum], sent: Sent, mechanism: ClientMechanism
     ) -> Upload:
         """Return what a canary asks for, in the form of an upload."""
-        change = np.where(self._owners == canary, self._directions, 0.0)
-        leaves = self._leaves(_SIZE * mechanism.clip * change)
+        leaves = self.asked(canary, mechanism.clip)
         upload: dict[str, Mean | Sum] = {}
         for name, field in self._fields.items():
             scale = mechanism.scales.get(name, 1.0)
@@ -109,6 +122,11 @@ class Canaries:
             upload[name] = Mean(value, torch.tensor(weight)) if is_mean else Sum(value)
 
         return upload
+
+    def asked(self, canary: int, clip: float) -> dict[str, dict[str, Tensor]]:
+        """Return what a canary asks for, float64: a change far beyond the bound."""
+        change = np.where(self._owners == canary, self._directions, 0.0)
+        return self._leaves(_SIZE * clip * change)
 
     def see_signal(self, contributed: Leaves) -> None:
         """Enter what all canaries contributed to a sum."""
@@ -148,6 +166,11 @@ class AuditedMechanism(ClientMechanism):
     canaries: Canaries
     added_noise: AddedNoise
 
+    def sightings(self) -> Sightings:
+        """Return what was seen of the canaries."""
+        canaries = self.canaries
+        return Sightings(canaries.inside, canaries.signal, canaries.noise, [self.added_noise])
+
     def release(self, totals: Mapping[str, PartialSum], sent: Sent, key: rng.Key) -> Received:
         """Return what the server receives of the sums, with those of canaries added."""
         present = np.flatnonzero(self.canaries.present(key)).tolist()
@@ -173,6 +196,12 @@ class AuditedMechanism(ClientMechanism):
         self.canaries.see_noise(noise)
         self.added_noise.see(noise, self.noise * self.clip)
         return noisy
+
+
+def coins(count: int, key: rng.Key) -> np.ndarray:
+    """Return which canaries take part."""
+    inside: np.ndarray = rng.to_unit(rng.words(rng.plain(key.fold("coins")), count)) < 0.5
+    return inside
 
 
 def _added(total: PartialSum, leaves: Mapping[str, Tensor]) -> PartialSum:

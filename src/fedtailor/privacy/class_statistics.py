@@ -86,7 +86,7 @@ class SumsMechanism:
             total = sums[name]
             drawn = rng.noise(key.fold(name), tuple(total.shape), secret).double()
             if name == "squares" and total.shape[-1] != d:
-                drawn = drawn * _of_triangle(d, drawn.device)
+                drawn = drawn * of_triangle(d, drawn.device)
             noisy[name] = total.double() + deviation * drawn
         return noisy
 
@@ -129,7 +129,7 @@ def with_noisy_sums(
     return {**upload, **sent}
 
 
-def _of_triangle(d: int, device: torch.device) -> Tensor:
+def of_triangle(d: int, device: torch.device) -> Tensor:
     """Return the deviations of an upper triangle, row by row: less off the diagonal."""
     rows, columns = torch.triu_indices(d, d, device=device)
     return torch.where(rows == columns, 1.0, math.sqrt(0.5)).double()

@@ -12,7 +12,7 @@ they are, on batches of one example.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -100,7 +100,7 @@ def train_private(
 
     buffers = StepBuffers(params, context)
     optimizer = Optimizer(training, buffers.params)
-    steps = _PrivateSteps(phase, bound, buffers, key)
+    steps = _make_steps.get()(phase, bound, buffers, key)
     count = int((weight > 0).sum())
     size = min(training.batch_size or count, count)
     if planned.batches:
@@ -137,7 +137,7 @@ def _refuse_unbounded(phase: Phase) -> None:
         raise TypeError("collected values of examples cannot be bounded")
 
 
-class _PrivateSteps:
+class PrivateSteps:
     """The gradients of examples in the steps of a phase."""
 
     def __init__(self, phase: Phase, bound: ExampleBound, buffers: StepBuffers, key: Key) -> None:
@@ -170,7 +170,7 @@ class _PrivateSteps:
         for start in range(0, len(rows), self.chunk):
             part = slice(start, start + self.chunk)
             gradients, values = self._gradients(batch, numbers, part)
-            for total, gradient in zip(totals, self._bounded(gradients), strict=True):
+            for total, gradient in zip(totals, self.bounded(gradients), strict=True):
                 total += gradient
             loss = loss + values.sum() / len(rows)
 
@@ -192,7 +192,7 @@ class _PrivateSteps:
         gradients, losses = of_examples(self.buffers.params, *examples)
         return gradients, losses
 
-    def _bounded(self, gradients: list[Tensor]) -> list[Tensor]:
+    def bounded(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return the sums over examples of gradients of a norm of at most the bound."""
         if not gradients:
             return []
@@ -223,3 +223,18 @@ class _PrivateSteps:
             noise = drawn.to(total.dtype)
             noisy.append(total.add(to_device(noise, total.device), alpha=self.deviation))
         return noisy
+
+
+MakeSteps = Callable[[Phase, ExampleBound, StepBuffers, Key], PrivateSteps]
+"""Makes the steps of a phase."""
+_make_steps: ContextVar[MakeSteps] = ContextVar("steps of bounded examples", default=PrivateSteps)
+
+
+@contextmanager
+def steps_made_by(make: MakeSteps) -> Iterator[None]:
+    """Make the steps of all phases in the block by a function, in this thread: for an audit."""
+    token = _make_steps.set(make)
+    try:
+        yield
+    finally:
+        _make_steps.reset(token)

@@ -40,10 +40,13 @@ def show_members(record: Mapping[str, Any]) -> None:
 
 def show_noise(record: Mapping[str, Any]) -> None:
     """Print what noise claims, and what was found."""
+    whose = ""
+    if record["unit"] == "example":
+        whose = f", examples of client {record['client']} hidden by {record['bounds']}"
     typer.echo(
         f"Does the noise keep its claim? {record['method']}, {record['dataset']}, "
-        f"{record['clients']} clients, {record['rounds']} rounds, seed {record['seed']}; epsilon "
-        f"for delta {record['delta']:g}:"
+        f"{record['clients']} clients, {record['rounds']} rounds, seed {record['seed']}{whose}; "
+        f"epsilon for delta {record['delta']:g}:"
     )
 
     half = record["half_noise"]
