@@ -58,6 +58,35 @@ def test_the_noise_for_a_budget_keeps_it_and_is_not_wasted(epsilon, plan):
     assert epsilon_of(1e-5, [Release(noise * 0.999, *part) for part in plan]) > epsilon * 0.999
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "plan"),
+    [
+        (2.0, 1e-5, [(0.05, 100)]),
+        (4.0, 1e-3, [(16 / 133, 15)]),
+        (1e9, 1e-5, [(1.0, 5)]),
+        (0.01, 1e-5, [(1.0, 30)]),
+    ],
+)
+def test_the_search_for_noise_begins_anywhere_and_is_a_bisection(monkeypatch, epsilon, delta, plan):
+    noises = {noise_for(epsilon, delta, plan, near=near) for near in (1.0, 0.7, 50.0)}
+    monkeypatch.setattr("fedtailor.privacy.accountant._MOST_GUESSES", 0)
+    assert noises == {noise_for(epsilon, delta, plan)}
+
+
+def test_a_search_that_begins_near_the_noise_is_short(monkeypatch):
+    asked = []
+
+    def counted(delta, releases):
+        asked.append(releases)
+        return epsilon_of(delta, releases)
+
+    monkeypatch.setattr("fedtailor.privacy.accountant.epsilon_of", counted)
+    near = noise_for(4.0, 1e-3, [(16 / 133, 15)])
+    first = len(asked)
+    noise_for(4.0, 1e-3, [(16 / 134, 15)], near=near)
+    assert first <= 8 and len(asked) - first <= 6
+
+
 def test_nothing_released_tells_nothing_and_no_noise_tells_everything():
     assert epsilon_of(1e-5, []) == 0
     assert epsilon_of(1e-5, [Release(1.0, 1.0, 0)]) == 0

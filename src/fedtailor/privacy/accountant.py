@@ -38,6 +38,9 @@ _STEP_OF_EPSILON = 1e-3
 _DEVIATIONS = 9.5
 """Of a normal distribution, beyond which its mass is far below the tail."""
 _LEAST_NOISE = 0.05
+_MOST_GUESSES = 8
+_MARGIN = 1e-5
+"""By how much a guess of the noise goes beyond what is found, as a share."""
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -96,13 +99,17 @@ def epsilon_of(delta: float, releases: Sequence[Release]) -> float:
     return epsilon
 
 
-def noise_for(epsilon: float, delta: float, plan: Sequence[tuple[float, int]]) -> float:
+def noise_for(
+    epsilon: float, delta: float, plan: Sequence[tuple[float, int]], *, near: float = 1.0
+) -> float:
     """Return the smallest noise with which releases stay within a budget.
 
     Args:
         epsilon: above 0.
         delta: from 1e-10 to below 1.
         plan: rate and number of releases.
+        near: where the search begins. The noise of similar releases makes it shorter; the result
+            is the same.
 
     Example:
         >>> round(noise_for(8.0, 1e-5, [(1.0, 30)]), 2)
@@ -110,14 +117,28 @@ def noise_for(epsilon: float, delta: float, plan: Sequence[tuple[float, int]]) -
     """
     _check_delta(delta)
 
+    def told_with(noise: float) -> float:
+        return epsilon_of(delta, [Release(noise, *part) for part in plan])
+
+    return _smallest(told_with, epsilon, near)
+
+
+def _smallest(told_with: Callable[[float], float], most: float, near: float) -> float:
+    """Return the smallest noise that tells no more, to four digits, and never a smaller one.
+
+    It is that of a bisection, of which a few guesses before it decide nearly all steps.
+    """
+    short, enough = _bounds(told_with, most, near)
+
     def is_enough(noise: float) -> bool:
-        return epsilon_of(delta, [Release(noise, *part) for part in plan]) <= epsilon
+        nonlocal short, enough
+        if short < noise < enough:
+            if told_with(noise) <= most:
+                enough = noise
+            else:
+                short = noise
+        return noise >= enough
 
-    return _smallest(is_enough)
-
-
-def _smallest(is_enough: Callable[[float], bool]) -> float:
-    """Return the smallest number that is enough, to four digits, and never a smaller one."""
     low = _LEAST_NOISE
     high = 1.0
     while not is_enough(high):
@@ -131,6 +152,42 @@ def _smallest(is_enough: Callable[[float], bool]) -> float:
         else:
             low = middle
     return high
+
+
+def _bounds(told_with: Callable[[float], float], most: float, near: float) -> tuple[float, float]:
+    """Return a noise that is too small, and one that is enough, close to each other.
+
+    In logarithms, epsilon is nearly a line, so a secant finds the noise in a few steps.
+    """
+    short = 0.0
+    enough = math.inf
+    power = -1.0
+    noise = near
+    last = (0.0, 0.0)
+    for _ in range(_MOST_GUESSES):
+        noise = max(noise, _LEAST_NOISE)
+        told = told_with(noise)
+        if told <= most:
+            enough = min(enough, noise)
+        else:
+            short = max(short, noise)
+        if enough <= max(_LEAST_NOISE, short * (1 + 3 * _MARGIN)):
+            break
+
+        if not 0 < told < math.inf:
+            noise *= 4.0 if told else 0.25
+            continue
+        if last[0] and last[0] != noise and last[1] != told:
+            power = min(math.log(told / last[1]) / math.log(noise / last[0]), -0.1)
+
+        # The next guess is a little beyond the line, so that the noise lies between the two.
+        last = (noise, told)
+        beyond = _MARGIN if told > most else -_MARGIN
+        noise *= (most / told) ** (1 / power) * (1 + beyond)
+        if not short < noise < enough:
+            noise = math.sqrt(short * enough) if short > 0 and enough < math.inf else noise
+
+    return short, enough
 
 
 def _check_delta(delta: float) -> None:

@@ -120,24 +120,44 @@ def plan_examples(
     if privacy.noise_from == "server":
         fewest, shares = shares_of_noise(privacy, schedule, roster)
 
-    releases = {
-        client: release_of(privacy, schedule, algorithm, roster.num_train[client])
-        for client in roster.trainable_clients
-    }
+    # The noise of a client is close to that of one with about as many examples.
+    by_size: dict[int, Release] = {}
+    near = 1.0
+    for size in sorted({roster.num_train[client] for client in roster.trainable_clients}):
+        by_size[size] = release_of(privacy, schedule, algorithm, size, near=near)
+        near = by_size[size].noise
+
+    releases = {client: by_size[roster.num_train[client]] for client in roster.trainable_clients}
     radius = algorithm.feature_bound or 0.0
     return ExamplePlan(releases, privacy, schedule.rounds, fewest, shares, radius)
 
 
 def release_of(
-    privacy: PrivacyOptions, schedule: Schedule, algorithm: AnyAlgorithm, num_train: int
+    privacy: PrivacyOptions,
+    schedule: Schedule,
+    algorithm: AnyAlgorithm,
+    num_train: int,
+    *,
+    near: float = 1.0,
 ) -> Release:
-    """Return what the steps of a round tell of the examples of a client that has some."""
+    """Return what the steps of a round tell of the examples of a client that has some.
+
+    Args:
+        privacy: the options.
+        schedule: how many rounds there are.
+        algorithm: what the client runs.
+        num_train: its training examples.
+        near: where the search for its noise begins; it changes no result.
+    """
     rate = min(algorithm.training.batch_size or num_train, num_train) / num_train
     steps = algorithm.bounded_steps(num_train)
     times = Counter({rate: steps * schedule.rounds})
     if algorithm.feature_bound:
         times[1.0] += schedule.rounds
-    noise = privacy.noise or _noise(privacy.epsilon, privacy.delta, *sorted(times.items()))
+    counted = sorted((rate, count) for rate, count in times.items() if count)
+    noise = privacy.noise
+    if not noise:
+        noise = _noise(privacy.epsilon, privacy.delta, *counted, near=near) if counted else 1.0
     return Release(noise, rate, steps)
 
 
@@ -188,8 +208,13 @@ def _epsilon(delta: float, *releases: Release) -> float:
     return epsilon_of(delta, releases)
 
 
-@cache
-def _noise(epsilon: float, delta: float, *times: tuple[float, int]) -> float:
+def _noise(epsilon: float, delta: float, *times: tuple[float, int], near: float) -> float:
     """Return the least noise of releases, by their rate, as many times as is said."""
-    some = [(rate, count) for rate, count in times if count]
-    return noise_for(epsilon, delta, some) if some else 1.0
+    budget = (epsilon, delta, *times)
+    if budget not in _noises:
+        _noises[budget] = noise_for(epsilon, delta, times, near=near)
+    return _noises[budget]
+
+
+_noises: dict[tuple[object, ...], float] = {}
+"""What was found before: a run asks for the same noise several times."""
