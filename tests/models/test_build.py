@@ -121,9 +121,8 @@ def test_a_users_function_may_keep_the_weights_of_its_module():
 
 
 def test_the_documented_functions_work(tmp_path, monkeypatch):
-    page = Path(__file__).parents[2] / "docs" / "running.md"
-    section = page.read_text().partition("## Your own network")[2].partition("\n## ")[0]
-    (example,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    page = Path(__file__).parents[2] / "docs" / "howto" / "own-network.md"
+    example = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)[0]
     (tmp_path / "my_models.py").write_text(example)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

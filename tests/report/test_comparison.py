@@ -19,7 +19,7 @@ from fedtailor.report.comparison import BESIDE_ACCURACY, FIGURES, SIGNIFICANT
 from fedtailor.report.statistics import MOST_EXACT, RESAMPLES, Outcomes, bootstrap_interval
 from written_runs import write_run, write_seeds
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "comparing.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "comparing.md"
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 LOCAL = {0: [4, 6, 2, 8, 5, 7], 1: [3, 6, 4, 8, 4, 6]}
 DITTO = {0: [6, 6, 3, 7, 7, 8], 1: [5, 6, 6, 8, 5, 5]}

@@ -120,6 +120,11 @@ class MaskedSum:
         return frozenset(self._record.cohort)
 
     @property
+    def senders(self) -> frozenset[int]:
+        """The sites whose vectors were added."""
+        return frozenset(self._confirmed)
+
+    @property
     def needed(self) -> int:
         """How many of them must answer."""
         return self._session.fewest
@@ -151,7 +156,7 @@ class MaskedSum:
         if not self.is_closed:
             self._close()
 
-        survivors = frozenset(self._confirmed)
+        survivors = self.senders
         try:
             if len(survivors) < len(self.members) and not self._record.agreed:
                 self._record.agreed = self._agree(survivors)

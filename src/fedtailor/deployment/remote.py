@@ -250,6 +250,9 @@ class RemoteClients:
             masked = sums.draw(asked, cohort, vector.entries)
             able = [client for client in clients if client in masked.asked or client in others]
             replies = self._masked_replies(masked, request, blob, able, round, read)
+            if not masked.senders <= {*cohort}:
+                raise masked.void("a site that was in the sum when it was closed has left since")
+
             numbers, senders = masked.open()
             total = torch.from_numpy(numbers)
             problem = vector.problem_with_sum(total, len(senders))

@@ -167,6 +167,7 @@ def _server(prepared: PreparedRun, seed: int) -> RunServer:
             device=prepared.device,
             plan=example_plan(algorithm, federation.roster, schedule, privacy),
         )
+
         return RunServer(
             algorithm=algorithm,
             roster=federation.roster,
@@ -270,9 +271,11 @@ def _findings(seen: Sightings, claim: float, delta: float) -> dict[str, Any]:
     scores = seen.signal + seen.noise
     estimate = estimate_epsilon(inside, scores, delta)
     with_half = estimate_epsilon(inside, seen.signal + seen.noise / 2, delta)
+
     parts = [part for added in seen.added_noise for part in added.parts()]
     squares = [added.share**2 for added in seen.added_noise]
     is_wrong = any(part.is_too_small or part.repeats for part in parts)
+
     return {
         "estimate": estimate._asdict(),
         "guesses": {

@@ -449,12 +449,6 @@ DATASETS: Mapping[str, KnownDataset] = {
         license="Apache-2.0 (fedtailor)",
         citation="made by fedtailor.",
     ),
-    "tissuemnist": _medmnist(
-        "tissuemnist",
-        "236,386 kidney cells, 8 classes",
-        236_386,
-        "ebe78ee8b05294063de985d821c1c34b",
-    ),
     "tiny_imagenet": KnownDataset(
         "tiny_imagenet:load",
         "110,000 labelled color photographs of 64x64 pixels, 200 classes",
@@ -479,6 +473,12 @@ DATASETS: Mapping[str, KnownDataset] = {
         license="ImageNet terms: non-commercial research",
         citation="Le and Yang 2015, Tiny ImageNet visual recognition challenge, Stanford CS 231N.",
         tested_on="synthetic",
+    ),
+    "tissuemnist": _medmnist(
+        "tissuemnist",
+        "236,386 kidney cells, 8 classes",
+        236_386,
+        "ebe78ee8b05294063de985d821c1c34b",
     ),
     "usps": KnownDataset(
         "usps:load",
