@@ -275,6 +275,7 @@ def test_keys_are_machine_readable(empty, capsys):
         "kind": "config",
         "message": "training.lr must be > 0, got -1.0.",
         "key": "training.lr",
+        "page": "reference/configuration",
         "allowed": "> 0",
         "got": "-1.0",
     }

@@ -41,7 +41,7 @@ preset ``paper`` takes back the first three, and has the classifier exactly as w
   server's estimates). ``evaluated_body`` = "local" takes the body of the client's own last
   training, and before it the server's. The experiments judge by the point ``local``, right after
   local training (I): only there does our FedLDA lead LG-FedAvg by about as much as in the paper.
-  See "Small tables of our own" in docs/results/experiments.md.
+  See "Small tables of our own" in results/experiments in the documentation.
 * ``prediction_prior`` = uniform is our own: it leaves the prior out of the predictions of personal
   models, and only there, for balanced accuracy where classes are rare.
 * ``temperature`` t is our own: it weighs the log-likelihood in predictions, and only there.

@@ -26,7 +26,7 @@ Deviations:
 * The paper's code prints two accuracies of a round: before local training, which is
   ``personalized`` of the round before here (the new body and the combined head), and after it,
   which is ``local``. They can differ by many points: see "FedPAC's points" in
-  docs/results/comparison.md.
+  results/comparison in the documentation.
 * ``finetune_epochs`` tune the combined head at the end, with the head's own rate ``head_lr``. The
   paper's code has no such step; the comparison in FedCR's paper does.
 * A new client trains the common head.

@@ -37,12 +37,12 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
 * ``temperature`` t is our own: it weighs the log-likelihood in predictions, and only there.
   cross_validated takes one t for all clients, by their losses under the received body and Gaussian.
   The folds of beta judge it, after beta, which is found with t = 1: searching beta at t as well
-  changes little (docs/results/scarce-data.md). Folds cannot tell what the body knows by heart, so
-  of losses within 0.01 of the least the t nearest to 1 is taken.
+  changes little (results/scarce-data in the documentation). Folds cannot tell what the body knows
+  by heart, so of losses within 0.01 of the least the t nearest to 1 is taken.
 * ``shrinkage`` is our own, in place of ridge and offset. If there is no body to train, the first
   round then has no global Gaussian either, and beta is 1. The preset ``frozen`` is for features of
   a frozen encoder. Bodies are better trained with a ridge: without one, nothing keeps their
-  features from growing, and they did on Fashion-MNIST (docs/results/scarce-data.md).
+  features from growing, and they did on Fashion-MNIST (results/scarce-data in the documentation).
 * ``statistics`` = pooled is our own: clients send counts, sums and second moments of the features
   of their trained body, in one pass, and the global Gaussian is that of all examples. Bodies are
   trained with equally likely classes; beta, and a client's own Gaussian and prior, are found after
@@ -50,7 +50,7 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   bounded in the steps and, by ``feature_clip``, in the sums.
 * The preset ``tuned`` is our own, for few examples and few rounds: ``prior_smoothing`` 0.1 and
   ``cov_ridge`` 0.3, chosen on validation examples of three data sets. In a check on CIFAR-10 with
-  more rounds, nothing is left of its gain (docs/results/scarce-data.md).
+  more rounds, nothing is left of its gain (results/scarce-data in the documentation).
 * Initial means are uniform in [0, 1], as in C. P says spherical Gaussian, which suits rectified
   features worse.
 * Statistics use the features of all epochs, taken before each step, as in C. So both folds share

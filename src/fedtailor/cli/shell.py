@@ -160,7 +160,8 @@ def _report(error: BaseException, *, as_json: bool) -> int:
         from fedtailor.cli.show.console import say
 
         label = "" if isinstance(translated, Interrupted) else "error: "
-        say(f"{label}{translated.message}", style="bold red")
+        page = f" Help: {translated.page}." if translated.page else ""
+        say(f"{label}{translated.message}{page}", style="bold red")
 
     return translated.exit_code
 

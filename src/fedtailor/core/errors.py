@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedtailor.core.help_pages import help_page
+
 
 class FedtailorError(Exception):
     """Base of all errors that are meant for the user."""
@@ -40,9 +42,20 @@ class FedtailorError(Exception):
         self.allowed = allowed
         self.got = got
 
+    @property
+    def page(self) -> str | None:
+        """The page of the documentation that helps, such as ``howto/own-data``."""
+        return help_page(self.key)
+
     def as_record(self) -> dict[str, object]:
         """Return the error as a JSON-ready mapping; absent fields are left out."""
-        fields = {"kind": self.kind, "message": self.message, "key": self.key, "path": self.path}
+        fields = {
+            "kind": self.kind,
+            "message": self.message,
+            "key": self.key,
+            "path": self.path,
+            "page": self.page,
+        }
         record: dict[str, object] = {
             name: text for name, text in fields.items() if text is not None
         }

@@ -563,7 +563,7 @@ class Training:
     examples, which weighs rare classes a little less; none."""
     precision: Literal["full", "bfloat16"] = "full"
     """Precision of products and convolutions in training steps. bfloat16 changes results, and is
-    refused where the processor does not compute in it; see docs/results/performance.md."""
+    refused where the processor does not compute in it (help: results/performance)."""
 
     def __post_init__(self) -> None:
         check_options(self, owner="training")

@@ -45,7 +45,7 @@ SMALLEST_BATCH = 10
 
 _ADDRESS = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 _FEDERATION = """\
-# The experiment: the sections of an experiment file (see docs/howto/running.md).
+# The experiment: the sections of an experiment file (help: howto/running).
 seed = 0
 
 [algorithm]
@@ -67,7 +67,7 @@ test_share = 0.2
 # Pictures: all sites resize theirs to this side.
 # image_size = 32
 
-# How the server runs it (see docs/howto/sites.md).
+# How the server runs it (help: howto/sites).
 [deploy]
 host = {host}
 port = {port}
@@ -91,7 +91,7 @@ models = []
 # Frozen encoders that may run here, such as "onnx:FILE".
 encoders = []
 
-# What this site answers at all; see docs/howto/site-policy.md and 'fedtailor site policy FOLDER'.
+# What this site answers at all; help: howto/site-policy, and 'fedtailor site policy FOLDER'.
 [policy]
 """
 

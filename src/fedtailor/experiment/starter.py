@@ -14,7 +14,7 @@ from fedtailor.experiment.folder import refuse_existing
 
 _CONFIGURATION = """\
 # fedtailor run config.toml
-# Every option: fedtailor run --help, and docs/howto/running.md in a clone.
+# Every option: fedtailor run --help; help: reference/configuration.
 seeds = [0]
 
 [data]

@@ -350,9 +350,7 @@ def _by_site(sites: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _notes(record: Mapping[str, Any]) -> list[str]:
     """Return what a reader of the tables must know of this method and this run."""
-    notes = [
-        "docs/reference/what-leaves.md says what these values can tell, and what protects them."
-    ]
+    notes = ["What these values can tell, and what protects them (help: reference/what-leaves)."]
     if record["single_sites_in_rounds"]:
         names = ", ".join(f"`{_plain(name)}`" for name in record["single_sites_in_rounds"])
         notes.append(f"**The method works with the values of every single site of {names}.**")

@@ -28,7 +28,7 @@ _SAME_SETTINGS = (
 )
 NEXT_STEPS = (
     "",
-    "Which method is best depends on the data and the training: see docs/tutorials/demo.md.",
+    "Which method is best depends on the data and the training: see the demo's tutorial.",
     "Next:",
     f"  fedtailor run -a pfedfda {_SAME_SETTINGS} --set algorithm.cov_ridge=0.01",
     f"  fedtailor run -a fedavg_ft {_SAME_SETTINGS} --set training.lr=0.1",
