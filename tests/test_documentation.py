@@ -18,6 +18,7 @@ from experiments.cells import read_plan
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.cli.main import main
 from fedtailor.cli.show.demo import NEXT_STEPS
+from fedtailor.core.help_pages import PAGES as HELP_PAGES
 from fedtailor.core.metrics import METRICS
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.partitions import PARTITIONS
@@ -244,7 +245,17 @@ def test_the_walk_from_own_folders_to_files_works_as_written(tmp_path, monkeypat
 
     page = (DOCS / "tutorials" / "first-model.md").read_text()
     lines = re.findall(r"^\$ (fedtailor .*)$", page, flags=re.MULTILINE)
-    for page in ("predict", "evaluate", "watch", "adapt", "onboard", "export", "encoders"):
+    for page in (
+        "predict",
+        "evaluate",
+        "watch",
+        "adapt",
+        "onboard",
+        "export",
+        "encoders",
+        "features",
+        "features-in-use",
+    ):
         for block in blocks(DOCS / "howto" / f"{page}.md", "console"):
             lines += [line for line in block.splitlines() if "cifar10" not in line]
 
@@ -386,6 +397,16 @@ def test_links_lead_somewhere():
             path = (page.parent / target).resolve()
             is_later = page.is_relative_to(DOCS) and is_written(path)  # in the site
             assert path.exists() or is_later, f"{page.name}: {target}"
+
+
+def test_pages_that_errors_and_texts_of_the_program_name_are_there():
+    named = set(HELP_PAGES.values())
+    for path in (ROOT / "src").rglob("*.py"):
+        named |= set(re.findall(r"help: ((?:howto|reference|results)/[\w-]+)", path.read_text()))
+
+    for name in named:
+        page = DOCS / f"{name}.md"
+        assert page.exists() or is_written(page), name
 
 
 def test_every_page_is_in_the_list_of_pages():

@@ -1,5 +1,5 @@
 """The copies to the host of a round: how many there are, and that each has a reason.
-docs/howto/devices.md lists them."""
+docs/reference/devices.md lists them."""
 
 from collections import Counter
 
