@@ -11,7 +11,7 @@ import pytest
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import ConfigError, DataError, UsageError
 from fedtailor.data import build
-from fedtailor.experiment import leaderboard
+from fedtailor.experiment import baselines, leaderboard
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.leaderboard import (
     TRIALS,
@@ -32,13 +32,13 @@ SMALL = {
     "training": {"epochs": 1, "batch_size": 5},
     "engine": {"name": "reference"},
 }
-TIMES = ("seconds", "trial_seconds", "machine", "engine")
+TIMES = ("seconds", "trial_seconds", "processor_seconds", "machine", "engine")
 
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """Make one small federation the leaderboard, and return the place of its records."""
-    federations = {"small": BoardFederation("digits", SMALL, baselines=("majority",))}
+    federations = {"small": BoardFederation("digits", SMALL)}
     monkeypatch.setattr(leaderboard, "FEDERATIONS", federations)
     monkeypatch.setattr(leaderboard, "_SCHEDULE", {"rounds": 2})
     monkeypatch.setattr(leaderboard, "_RATES", [0.001, 0.1])
@@ -100,7 +100,8 @@ def test_what_has_a_record_is_not_run_again(small):
     best = max(record["trials"], key=lambda trial: trial["validation"])
     assert record["chosen"] == best["values"] and record["validation"] == best["validation"]
     assert len(record["accuracies"]) == 3 and record["rounds"] == 2
-    assert not list((small.parent / "work").iterdir())
+    cells = [path for path in (small.parent / "work").iterdir() if path.name.startswith("small")]
+    assert not cells
 
     said = []
     assert run(small, "fedavg_ft", only=["/0"], say=said.append) == {} and said == []
@@ -108,6 +109,48 @@ def test_what_has_a_record_is_not_run_again(small):
     assert small.read_text().startswith(first) and len(read_board(small)) == 3
     # Another division has other clients.
     assert read_board(small)["small/fedavg_ft/1"]["split_sha256"] != record["split_sha256"]
+
+
+def test_every_method_is_judged_by_the_same_models_of_the_clients(small, monkeypatch):
+    """Clients without names have verdicts, too, and their baselines are trained once."""
+    trained = []
+    train_all = baselines._train_all
+
+    def counted(parts, *args):
+        trained.append(parts.config.algorithm.name)
+        return train_all(parts, *args)
+
+    monkeypatch.setattr(baselines, "_train_all", counted)
+    assert run(small, "fedavg_ft", "local", only=["/0"]) == {}
+    assert len(trained) == 1
+    first, second = read_board(small).values()
+    assert first["baselines"] == second["baselines"]
+    assert first["baselines"]["alone_models"] == ["logistic_regression"] * 3
+    assert first["baselines"]["pooled_model"] == "logistic_regression"
+
+    # With about 48 test examples, an iid client learns from the pixels alone.
+    for row in ("alone", "pooled"):
+        assert len(first["baselines"][row]) == 3 and min(first["baselines"][row]) > 0.7
+    for record in (first, second):
+        assert len(record["verdicts"]) == 3
+        assert set(record["verdicts"]) <= {"better", "no clear difference", "worse"}
+
+
+def test_a_model_that_learns_nothing_is_worse_than_what_clients_have(small, monkeypatch):
+    monkeypatch.setattr(leaderboard, "VALUES", {"fedavg": {"training.lr": [1e-9]}})
+    assert run(small, "fedavg", only=["/0"]) == {}
+    (record,) = read_board(small).values()
+    assert record["verdicts"] == ["worse"] * 3
+
+
+def test_many_clients_without_names_have_verdicts(small, monkeypatch):
+    many = {**SMALL, "data": {**SMALL["data"], "clients": 31, "fraction": 1.0}}
+    monkeypatch.setattr(leaderboard, "FEDERATIONS", {"small": BoardFederation("digits", many)})
+    monkeypatch.setattr(leaderboard, "VALUES", {"fedavg": {"training.lr": [0.1]}})
+    assert run(small, "fedavg", only=["/0"]) == {}
+    (record,) = read_board(small).values()
+    assert len(record["verdicts"]) == 31 and None not in record["verdicts"]
+    assert None not in record["baselines"]["alone"]
 
 
 def test_a_record_of_another_protocol_does_not_count(small, monkeypatch):

@@ -76,6 +76,42 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
     _write(path, names, tables, tests, sites, pooled, key=key)
 
 
+def train_pooled(parts: PreparedRun) -> tuple[str, list[float | None]]:
+    """Train the best baseline of all data in one place, which reality does not allow.
+
+    It is chosen by a cross-validation on all training examples, as that of a client is on its own.
+
+    Args:
+        parts: the run, whose configuration names the baselines.
+
+    Returns:
+        Its name, and its accuracy on the test examples of every client; None without any.
+    """
+    dataset = parts.divided.dataset
+    tables = InputTables.of(dataset.x, dataset.y, dataset.groups, parts.federation.x)
+    positions = parts.divided.positions
+    known = positions[: len(positions) - parts.divided.num_new]
+    training = np.concatenate([np.concatenate([part.train, part.val]) for part in known])
+    tests = np.concatenate([part.test for part in positions])
+    trained = train_at(
+        baseline_names(parts),
+        tables,
+        training,
+        tests,
+        num_classes=dataset.num_classes,
+        keep=False,
+    )
+    assert trained.best is not None, "one of the clients can train"
+
+    right = trained.probabilities[trained.best].argmax(axis=1) == tables.labels[tests]
+    ends = np.cumsum([len(part.test) for part in positions])
+    accuracies = [
+        float(of_client.mean()) if len(of_client) else None
+        for of_client in np.split(right, ends[:-1])
+    ]
+    return trained.best, accuracies
+
+
 def add_baselines_of_one(
     path: Path,
     names: Sequence[str],
@@ -314,25 +350,36 @@ def _key(parts: PreparedRun, names: tuple[str, ...]) -> str:
 
 
 def _copy(path: Path, key: str) -> bool:
-    """Copy the files from another run of the same comparison; return whether there was one."""
-    parents = path.absolute().parents[1 : _DEPTH + 1]
-    comparison = next((place for place in parents if (place / COMPARISON_FILE).is_file()), None)
-    if comparison is None:
-        return False
+    """Copy the files from another run of the same comparison; return whether there was one.
 
-    for pattern in ("*/*", "*/*/*", "*/*/*/*"):
-        for choices in sorted(comparison.glob(f"{pattern}/{CHOICES_FILE}")):
-            pair = _read_pair(choices.parent, key)
-            if pair is not None:
-                models = choices.parent / OWN_MODELS_FILE
-                if models.is_file():
-                    raw = read_file(models, limit=_LARGEST, within=choices.parent)
-                    write_whole(path / OWN_MODELS_FILE, raw)
-                write_whole(path / BASELINES_FILE, pair[0])
-                write_whole(path / CHOICES_FILE, pair[1])
-                return True
+    A comparison may be one of several in a folder, as on the leaderboard.
+    """
+    for comparison in path.absolute().parents[1 : _DEPTH + 1]:
+        if not (comparison / COMPARISON_FILE).is_file():
+            continue
+
+        for pattern in ("*/*", "*/*/*", "*/*/*/*"):
+            for choices in sorted(comparison.glob(f"{pattern}/{CHOICES_FILE}")):
+                if _copy_from(choices.parent, path, key):
+                    return True
 
     return False
+
+
+def _copy_from(source: Path, path: Path, key: str) -> bool:
+    """Copy the files of a folder if they are whole and have this key; return whether they do."""
+    pair = _read_pair(source, key)
+    if pair is None:
+        return False
+
+    models = source / OWN_MODELS_FILE
+    if models.is_file():
+        raw = read_file(models, limit=_LARGEST, within=source)
+        write_whole(path / OWN_MODELS_FILE, raw)
+
+    write_whole(path / BASELINES_FILE, pair[0])
+    write_whole(path / CHOICES_FILE, pair[1])
+    return True
 
 
 def _read_pair(path: Path, key: str) -> tuple[bytes, bytes] | None:

@@ -1,8 +1,9 @@
 """The leaderboard: methods on the same federations, with options that validation examples choose.
 
 A cell is one method on one federation in one repetition: a sweep of at most :data:`TRIALS` trials,
-and the test scores of the trial that was chosen. A repetition has a division of its own, and
-chooses for itself. So no test example of a repetition is among the examples that chose its options.
+and the test scores of the trial that was chosen, with a verdict for every client: is its model
+better than what it would use alone? A repetition has a division of its own, and chooses for itself.
+So no test example of a repetition is among the examples that chose its options.
 
 Records are lines of a file. What changes a result is part of a cell's digest: a record of another
 protocol, or of another version of a user's own method, does not count. No torch.
@@ -14,6 +15,7 @@ import hashlib
 import inspect
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     Say = Callable[[str], None]
 
-VERSION = 1
+VERSION = 2
 """Of the protocol and of a record."""
 TRIALS = 4
 """Combinations of options that are tried for a method, at most."""
@@ -42,6 +44,8 @@ REPETITIONS = 3
 """Seeds, or folds, of every method on every federation."""
 LOCAL = "local"
 """The method that trains the same model at each client alone."""
+SIMPLEST = ("majority", "logistic_regression")
+"""Baselines of pictures and features."""
 _OF_THE_DATA = ("data.dir", "data.encoder")
 """Keys of errors that concern the data of a federation, and no method."""
 Record = dict[str, Any]
@@ -56,13 +60,11 @@ class BoardFederation(NamedTuple):
     """Of the configuration: data, model, training."""
     has_folds: bool = False
     """Whether a repetition is a fold of one division; else it is a seed, with its own division."""
-    baselines: tuple[str, ...] = ()
-    """Models of scikit-learn, of each client alone and of all data in one place. They are trained
-    beside the method ``local``."""
+    baselines: tuple[str, ...] = SIMPLEST
+    """Models of scikit-learn, of each client alone and of all data in one place."""
 
 
-_PIXELS = ("majority", "logistic_regression")
-_ROWS = ("majority", "logistic_regression", "random_forest", "gradient_boosting")
+_ROWS = (*SIMPLEST, "random_forest", "gradient_boosting")
 _TRAINING = {"epochs": 2, "batch_size": 20}
 ENCODER = "benchmarks.efficientnet:lite0"
 """The frozen encoder of the federations on features: it is in the repository, not in the wheel."""
@@ -97,7 +99,6 @@ FEDERATIONS: Mapping[str, BoardFederation] = {
     "digits": BoardFederation(
         "the digits of scikit-learn at 20 clients, label skew Dirichlet(0.1); no download",
         _pictures("digits", "dirichlet(alpha=0.1)", "mlp", subset=0),
-        baselines=_PIXELS,
     ),
     "hospitals": BoardFederation(
         "920 patients of four hospitals (heart), three folds",
@@ -117,12 +118,10 @@ FEDERATIONS: Mapping[str, BoardFederation] = {
     "skew-0.1": BoardFederation(
         "4,000 pictures of Fashion-MNIST at 20 clients, label skew Dirichlet(0.1)",
         _SKEW,
-        baselines=_PIXELS,
     ),
     "skew-0.5": BoardFederation(
         "the same with label skew Dirichlet(0.5)",
         _pictures("fashion_mnist", "dirichlet(alpha=0.5)", "emnist_cnn", **_HALF),
-        baselines=_PIXELS,
     ),
     "scarce": BoardFederation(
         "Fashion-MNIST at 40 clients with 50 training pictures each, classes by Dirichlet(0.5)",
@@ -134,20 +133,16 @@ FEDERATIONS: Mapping[str, BoardFederation] = {
             clients=40,
             **_HALF,
         ),
-        baselines=_PIXELS,
     ),
     "corrupted": BoardFederation(
         "4,000 pictures of CIFAR-10 at 20 clients, Dirichlet(0.5), corrupted at ten of them",
         _CORRUPTED,
-        baselines=("majority",),
     ),
     "skew-0.1-features": BoardFederation(
-        "skew-0.1 on features of a frozen EfficientNet-Lite0", _features(_SKEW), baselines=_PIXELS
+        "skew-0.1 on features of a frozen EfficientNet-Lite0", _features(_SKEW)
     ),
     "corrupted-features": BoardFederation(
-        "corrupted on features of a frozen EfficientNet-Lite0",
-        _features(_CORRUPTED),
-        baselines=_PIXELS,
+        "corrupted on features of a frozen EfficientNet-Lite0", _features(_CORRUPTED)
     ),
 }
 """The federations by name, those of the shortest runs first."""
@@ -229,18 +224,13 @@ class Cell:
         else:
             data |= {"seed": "run"}
 
-        # They are the same for all methods.
-        baselines = "none"
-        if self.method == LOCAL and federation.baselines:
-            baselines = ",".join(federation.baselines)
-
         sections: dict[str, Any] = {
             **federation.sections,
             "seed": seed,
             "data": data,
             "algorithm": {"name": self.method},
             "federation": _SCHEDULE,
-            "evaluation": {"every": 0, "baselines": baselines},
+            "evaluation": {"every": 0, "baselines": ",".join(federation.baselines)},
             "checkpoint": {"every": 0},
         }
         if self.method in ONE_EXCHANGE:
@@ -432,14 +422,21 @@ def run_cell(
         DataError: data are missing or damaged.
         RunError: all trials failed, or a file cannot be written.
     """
+    from fedtailor.experiment.board_baselines import train_own_baselines
     from fedtailor.experiment.config import make_config
     from fedtailor.experiment.provenance import commit, machine, versions
     from fedtailor.experiment.sweep import sweep
 
+    # What clients would use alone is the same for all methods.
     config = make_config(cell.sections(), overrides)
+    own = train_own_baselines(config, work, f"{cell.federation}-{cell.repetition}", progress)
+
     # A sweep continues with the engine that it began with.
     folder = work / f"{safe_name(cell.name)}-{cell.digest}-{config.engine.name}"
+    is_new = not folder.exists()
+    begin = _processor_seconds()
     result = sweep(config, values=cell.tried, sampler="grid", out=folder, progress=progress)
+    processor_seconds = round(_processor_seconds() - begin, 1)
 
     (method,) = result["methods"]
     best = method["best"]
@@ -460,8 +457,10 @@ def run_cell(
         ],
         "chosen": best["values"],
         "validation": best["validation"],
-        **_scores(folder / best["run"]),
+        **_scores(folder / best["run"], config.seeds[0]),
+        "baselines": own._asdict(),
         "trial_seconds": round(method["seconds"], 1),
+        "processor_seconds": processor_seconds if is_new else None,
         "machine": machine(),
         "versions": dict(versions()),
         "commit": commit(),
@@ -470,9 +469,15 @@ def run_cell(
     return record
 
 
-def _scores(folder: Path) -> Record:
+def _processor_seconds() -> float:
+    """Return the seconds that this process and those it has ended have computed."""
+    return sum(os.times()[:4])
+
+
+def _scores(folder: Path, seed: int) -> Record:
     """Return what the record of a cell has of the chosen run."""
     from fedtailor.experiment.assembly import make_algorithm
+    from fedtailor.experiment.board_baselines import judge_clients
     from fedtailor.experiment.config import load_config
     from fedtailor.experiment.reader import CONFIG_FILE, read_provenance, read_run
 
@@ -481,15 +486,16 @@ def _scores(folder: Path) -> Record:
     assert result is not None, "the sweep has chosen a finished run"
     algorithm = make_algorithm(load_config(folder / CONFIG_FILE))
     personalized = result["metrics"]["personalized"]
+    accuracies = list(_accuracies(run.iterate_clients(), result["rounds"]))
     return {
         "engine": result["engine"],
         "rounds": result["rounds"],
         "evaluation": algorithm.primary_evaluation,
         "uses_validation": algorithm.chooses_by_validation,
-        "accuracies": list(_accuracies(run.iterate_clients(), result["rounds"])),
+        "accuracies": accuracies,
+        "verdicts": judge_clients(folder, seed, len(accuracies)),
         "clients": run.client_names,
         "balanced_accuracy": personalized["balanced_accuracy"]["mean"],
-        "baselines": _baselines(result.get("worth_it")),
         "bytes": result["bytes"],
         "seconds": round(result["seconds"]["total"], 2),
         "split_sha256": result["split_sha256"],
@@ -508,20 +514,3 @@ def _accuracies(lines: Iterable[Record], last: int) -> Iterator[float | None]:
     for client in range(max(by_client) + 1):
         accuracy = by_client.get(client)
         yield None if accuracy is None else round(accuracy, 6)
-
-
-def _baselines(worth_it: Record | None) -> dict[str, list[float | None]]:
-    """Return the accuracies of the best model of each client alone, and of all data in one place.
-
-    Empty if no baselines were trained.
-    """
-    if worth_it is None:
-        return {}
-
-    rows = {}
-    for name in ("own", "pooled"):
-        scores = [site["scores"].get(name) for site in worth_it["sites"]]
-        if any(scores):
-            rows[name] = [None if score is None else score["accuracy"] for score in scores]
-
-    return rows

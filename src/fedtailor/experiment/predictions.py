@@ -34,7 +34,8 @@ CHOICES_FILE = "baselines.json"
 OWN_MODELS_FILE = "own_models.safetensors"
 """The best baseline of each site as arrays, where ``serve.fallback`` may choose it."""
 MOST_CLIENTS = 30
-"""Most clients for which single predictions are written, unless the clients are sites."""
+"""Most clients for which single predictions are written, unless the clients are sites, or baselines
+are named."""
 MOST_PROBABILITIES = 2**24
 """Test examples times classes, if single predictions are written."""
 _LARGEST = 2**31
@@ -134,14 +135,17 @@ def writes_predictions(parts: PreparedRun) -> bool:
     """Return whether a run writes single predictions: its clients are sites or few.
 
     Where there are many clients, tests over clients decide, and the file would be large. A fold
-    always does: predictions are what is put together.
+    always does: predictions are what is put together. So does a run whose baselines are named,
+    because they are compared by single predictions.
     """
     if parts.config.data.fold:
         return True
 
     federation = parts.federation
     are_sites = bool(parts.config.data.path or parts.divided.division.client_names)
-    if not are_sites and len(federation.splits) > MOST_CLIENTS:
+    names_baselines = bool(split_baselines(parts.config.schedule.baselines))
+    is_large = len(federation.splits) > MOST_CLIENTS
+    if is_large and not are_sites and not names_baselines:
         return False
 
     num_test = sum(federation.roster.num_test)
