@@ -2,7 +2,7 @@
 
     python -m benchmarks.leaderboard --data-dir DIR [METHOD ...] [--only TEXT ...] [--hours NUMBER]
     python -m benchmarks.leaderboard --list [METHOD ...]      # what is missing
-    python -m benchmarks.leaderboard --estimate               # hours of what is missing
+    python -m benchmarks.leaderboard --estimate               # core hours of what is missing
     python -m benchmarks.leaderboard --figure FILE            # of the page: .png, .svg, .pdf
 
 The protocol is :mod:`fedtailor.experiment.leaderboard`. Every cell adds a line to
@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.records import RESULTS
 from fedtailor.experiment.leaderboard import (
-    Cell,
-    Record,
     is_done,
     make_cells,
     read_board,
@@ -28,24 +24,6 @@ from fedtailor.experiment.leaderboard import (
 )
 
 RECORDS = RESULTS / "leaderboard.jsonl"
-
-
-def estimate(missing: Sequence[Cell], records: Mapping[str, Record]) -> dict[str, float]:
-    """Return the hours of missing cells by federation, from the cells that have been measured.
-
-    A cell takes as long as the median of its method there, else of its federation. Federations
-    without a record are left out.
-    """
-    hours: dict[str, float] = {}
-    for cell in missing:
-        there = [one for one in records.values() if one["federation"] == cell.federation]
-        alike = [one for one in there if one["method"] == cell.method]
-        seconds = [one["trial_seconds"] for one in alike or there]
-        if seconds:
-            more = statistics.median(seconds) / 3600
-            hours[cell.federation] = hours.get(cell.federation, 0.0) + more
-
-    return hours
 
 
 def main() -> None:
@@ -64,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.figure:
         from fedtailor.report.charts import picture
-        from fedtailor.report.leaderboard import figure_of
+        from fedtailor.report.leaderboard_page import figure_of
 
         figure = figure_of(read_board(RECORDS))
         options.figure.write_bytes(picture(figure, options.figure.suffix.removeprefix(".")))
@@ -76,7 +54,9 @@ def main() -> None:
     if options.list:
         print("\n".join(cell.name for cell in missing))
     elif options.estimate:
-        hours = estimate(missing, records)
+        from fedtailor.report.leaderboard import missing_hours
+
+        hours = missing_hours(records)
         for federation, number in hours.items():
             print(f"{federation:20} {number:5.1f} h")
         print(f"{'together':20} {sum(hours.values()):5.1f} h")

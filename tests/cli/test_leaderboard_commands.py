@@ -34,9 +34,11 @@ def board(monkeypatch, tmp_path):
 
 
 def test_run_then_add_then_show(tmp_path, capsys, monkeypatch):
-    import fedtailor.report.leaderboard as report
+    from fedtailor.report import leaderboard as numbers
+    from fedtailor.report import leaderboard_page as page
 
-    monkeypatch.setattr(report, "FEDERATIONS", leaderboard.FEDERATIONS)
+    monkeypatch.setattr(numbers, "FEDERATIONS", leaderboard.FEDERATIONS)
+    monkeypatch.setattr(page, "FEDERATIONS", leaderboard.FEDERATIONS)
     assert main(["leaderboard", "run", "local", "fedavg", "--only", "/0"]) == 0
     captured = capsys.readouterr()
     assert "1 of 2: digits/local/0" in captured.err and "leaderboard.jsonl" in captured.out
@@ -58,6 +60,17 @@ def test_run_then_add_then_show(tmp_path, capsys, monkeypatch):
     assert main(["leaderboard", "show", "--json", "--out", "page.md"]) == 0
     assert json.loads(capsys.readouterr().out)["page"] == "page.md"
     assert "Mine" in (tmp_path / "page.md").read_text() and (tmp_path / "page.png").is_file()
+    records = (tmp_path / "page-records.md").read_text()
+    repeats = "fedtailor leaderboard add my_method_of_the_board:Mine"
+    assert f'{repeats} --values "algorithm.unused=[1.0, 2.0]" --only digits/' in records
+
+
+@pytest.mark.parametrize("command", ["run", "add"])
+def test_both_commands_that_run_cells_have_the_same_options(command, capsys):
+    assert main(["leaderboard", command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--records", "--data-dir", "--engine", "--only", "--hours", "--json"):
+        assert option in text
 
 
 def test_mistakes_are_told_in_a_sentence(capsys, tmp_path):

@@ -1,19 +1,27 @@
 """What a leaderboard says of records: figures, verdicts on pairs, ranks, and what is missing."""
 
+import re
+
 import numpy as np
 import pytest
 
 from fedtailor.algorithms import ALGORITHMS
+from fedtailor.experiment import leaderboard
 from fedtailor.experiment.leaderboard import REPETITIONS, VERSION, Cell
 from fedtailor.report.charts import picture
 from fedtailor.report.leaderboard import (
     BASELINES,
-    figure_of,
     missing_cells,
-    page_of,
+    missing_hours,
     rank_methods,
-    standing_of,
     standings,
+)
+from fedtailor.report.leaderboard_page import (
+    command_of,
+    figure_of,
+    page_of,
+    records_page_of,
+    standing_of,
     write_page,
 )
 
@@ -21,6 +29,9 @@ from fedtailor.report.leaderboard import (
 def record(federation, method, repetition, accuracies, **changes):
     """Return a record of a cell with the accuracies of its clients."""
     cell = Cell(federation, method, repetition)
+    accuracies = list(accuracies)
+    own = [None if value is None else 0.5 for value in accuracies]
+    baselines = {"alone": own, "pooled": own, "alone_models": ["majority"] * len(own)}
     return {
         "version": VERSION,
         "name": cell.name,
@@ -28,15 +39,24 @@ def record(federation, method, repetition, accuracies, **changes):
         "federation": federation,
         "method": method,
         "repetition": repetition,
+        "tried": {},
+        "trials": [{}, {}],
         "chosen": {"training.lr": 0.1},
+        "validation": 0.8125,
+        "engine": "reference",
         "rounds": 20,
         "evaluation": "global" if method == "fedavg" else "personalized",
         "uses_validation": method == "knn_per",
-        "accuracies": list(accuracies),
-        "baselines": {},
+        "accuracies": accuracies,
+        "verdicts": [None if value is None else "no clear difference" for value in accuracies],
+        "clients": [],
+        "baselines": {**baselines, "pooled_model": "majority"},
         "bytes": {"up": 0 if method == "local" else 4_000_000, "down": 2_000_000},
         "seconds": 2.0 + repetition,
-        "trial_seconds": 36.0,
+        "trial_seconds": 40.0,
+        "processor_seconds": 20.0,
+        "commit": "0123456789",
+        "split_sha256": "fedcba9876543210",
         **changes,
     }
 
@@ -58,11 +78,9 @@ def two_federations():
         for number in range(REPETITIONS):
             for place, (method, center) in enumerate(centers.items()):
                 noise = clients(0, 10 * number + (place if method == "knn_per" else 0))
-                changes = {}
-                if method == "local":
-                    own = (noise + 0.75).tolist()
-                    changes = {"baselines": {"own": own, "pooled": own}}
-                row = record(federation, method, number, (noise + center).tolist(), **changes)
+                row = record(federation, method, number, (noise + center).tolist())
+                alone = (clients(0, 10 * number) + 0.75).tolist()
+                row["baselines"] |= {"alone": alone, "pooled": alone}
                 records.append(row)
 
     return board(*records)
@@ -74,25 +92,73 @@ def test_figures_are_means_over_repetitions():
         record("digits", "ditto", 0, [0.4, 0.9]),
         record("digits", "ditto", 1, [0.6, None]),
     )
-    ditto, local = standings(records, "digits")
+    ditto, local, *others = standings(records, "digits")
+    assert [row.name for row in others] == ["alone", "pooled"]
     assert (ditto.name, ditto.repetitions, local.repetitions) == ("ditto", 2, 1)
     assert ditto.accuracy.mean == pytest.approx((0.65 + 0.6) / 2)
     assert ditto.accuracy.by_seed == {0: 0.65, 1: 0.6}
     # The other repetition has no model of training alone.
     assert ditto.harmed == 0.5 and local.harmed is None
-    assert ditto.megabytes == pytest.approx(3.0) and ditto.seconds == 2.5
+    assert ditto.megabytes == pytest.approx(3.0)
+    # 2 and 3 of 40 seconds by the clock, in which the processor computed for 20
+    assert ditto.seconds == pytest.approx(1.25)
     assert ditto.worst_tenth == pytest.approx(0.5)
 
 
 def test_pairs_are_told_apart_if_two_repetitions_agree(two_federations):
     by_name = {row.name: row for row in standings(two_federations, "digits")}
     ditto = by_name["ditto"]
-    assert set(ditto.better_than) == {"local", "fedavg", *BASELINES.values()}
+    assert set(ditto.better_than) == {"local", "fedavg", *BASELINES}
     assert ditto.unclear == ("knn_per",) and ditto.worse_than == ()
     assert set(by_name["fedavg"].worse_than) == set(by_name) - {"fedavg"}
-    assert ditto.harmed == 0 and by_name["fedavg"].below_own == 1
+    assert ditto.harmed == 0 and by_name["fedavg"].below_alone == 1
     # The baselines are equal at every client.
-    assert BASELINES["pooled"] in by_name[BASELINES["own"]].unclear
+    assert by_name["alone"].unclear == ("pooled",)
+
+
+def test_verdicts_are_counted_over_all_repetitions():
+    first = record("digits", "ditto", 0, [0.5, 0.7, None])
+    second = record("digits", "ditto", 1, [0.5, 0.7, 0.9])
+    second["verdicts"] = ["worse", "better", "better"]
+    rows = {row.name: row for row in standings(board(first, second), "digits")}
+    counts = {"better": 2, "no clear difference": 2, "worse": 1}
+    assert rows["ditto"].verdicts == counts and rows["alone"].verdicts == {}
+
+    page = page_of(board(first, second), "a.png", "records.md")
+    assert "| 2 / 2 / 1 |" in page
+    assert "ditto is better for 2 clients of all repetitions, unclear for 2, worse for 1" in page
+
+
+def test_records_name_harmed_clients_and_the_command_that_repeats_them():
+    local = record("hospitals", "local", 0, [0.8, 0.8, 0.8, 0.8])
+    ditto = record("hospitals", "ditto", 0, [0.9, 0.9, 0.7, 0.9], engine="workers")
+    ditto["clients"] = local["clients"] = ["Cleveland", "Budapest", "Switzerland", "Long Beach"]
+    ditto["verdicts"] = ["better", "no clear difference", "worse", "better"]
+    page = records_page_of(board(local, ditto))
+    assert "### hospitals ditto\n" in page and "### hospitals alone\n" in page
+    assert "less accurate than local at 1: Switzerland" in page
+    assert "worse at 1 (worse: 1: Switzerland)" in page and "less accurate than alone at no" in page
+    assert command_of(ditto) in page and command_of(ditto) == (
+        "fedtailor leaderboard run ditto --only hospitals/ditto/0 --engine workers "
+        "--records again.jsonl"
+    )
+
+
+def test_every_row_of_a_table_leads_to_its_records(two_federations):
+    page = page_of(two_federations, "board.png", "records.md")
+    addresses = set(re.findall(r"\]\(records\.md#([^)]+)\)", page))
+    assert len(addresses) == 2 * 6
+    headings = re.findall(r"^### (.+)$", records_page_of(two_federations), re.MULTILINE)
+    assert {heading.replace(" ", "-") for heading in headings} == addresses
+
+
+def test_the_command_of_an_own_method_names_what_was_tried(monkeypatch):
+    monkeypatch.setattr(leaderboard, "source_digest", lambda _: "")
+    own = record("digits", "mine:Mine", 0, [0.5])
+    own["tried"] = {"algorithm.penalty": [0.1, 1.0]}
+    assert '--values "algorithm.penalty=[0.1, 1.0]"' in command_of(own)
+    own["tried"] = {"training.lr": [0.01, 0.03, 0.1, 0.3]}
+    assert command_of(own).startswith("fedtailor leaderboard add mine:Mine --only digits/mine:Mine")
 
 
 def test_one_repetition_or_two_that_disagree_tell_nothing_apart():
@@ -104,7 +170,8 @@ def test_one_repetition_or_two_that_disagree_tell_nothing_apart():
         for first, low, second, high in others:
             records.append(record("digits", first, 1, clients(low)))
             records.append(record("digits", second, 1, clients(high)))
-        assert all(len(row.unclear) == 1 for row in standings(board(*records), "digits"))
+        rows = {row.name: row for row in standings(board(*records), "digits")}
+        assert "ditto" in rows["local"].unclear
 
 
 def test_four_clients_are_never_told_apart():
@@ -112,7 +179,7 @@ def test_four_clients_are_never_told_apart():
     for number in range(REPETITIONS):
         records.append(record("hospitals", "local", number, [0.1, 0.1, 0.1, 0.1]))
         records.append(record("hospitals", "ditto", number, [0.9, 0.8, 0.7, 0.6]))
-    assert all(len(row.unclear) == 1 for row in standings(board(*records), "hospitals"))
+    assert all(len(row.unclear) == 3 for row in standings(board(*records), "hospitals"))
 
 
 def test_ranks_are_of_methods_with_all_repetitions_everywhere(two_federations):
@@ -132,26 +199,44 @@ def test_ranks_are_of_methods_with_all_repetitions_everywhere(two_federations):
 def test_cells_of_another_protocol_are_missing(two_federations):
     total = len(ALGORITHMS) * REPETITIONS
     missing = missing_cells(two_federations)
-    assert missing["digits"] == total - 12 and missing["scarce"] == total
+    assert sum(missing["digits"].values()) == total - 12 and "ditto" not in missing["digits"]
+    assert sum(missing["scarce"].values()) == total
 
     two_federations["digits/ditto/0"]["protocol"] = "another"
-    assert missing_cells(two_federations)["digits"] == total - 11
+    assert missing_cells(two_federations)["digits"]["ditto"] == 1
+
+
+def test_missing_hours_follow_from_the_same_method_elsewhere(two_federations):
+    for name, one in two_federations.items():
+        one["processor_seconds"] = 60.0 if "ditto" in name else 20.0
+    scarce = record("scarce", "fedavg", 0, clients(0.5), processor_seconds=100.0)
+    others = len(ALGORITHMS) - 4
+    hours = missing_hours(two_federations | board(scarce))
+    assert set(hours) == {"digits", "table", "scarce"}
+    # Ditto takes three times as long as FedAvg, the other three as long, and the rest the median.
+    assert hours["digits"] == pytest.approx(3 * others * 20 / 3600)
+    seconds = 2 * 100 + 3 * 300 + 3 * 2 * 100 + 3 * others * 100
+    assert hours["scarce"] == pytest.approx(seconds / 3600)
 
 
 def test_the_page_says_what_is_there_and_who_is_told_apart(two_federations, tmp_path):
     total = len(ALGORITHMS) * REPETITIONS
-    page = page_of(two_federations, "board.png")
-    assert f"digits 12 of {total}" in page and f"scarce 0 of {total}" in page
+    page = page_of(two_federations, "board.png", "records.md")
+    assert f"**digits**, 12 of {total} cells" in page and "Missing: all." in page
+    assert f"**scarce**, 0 of {total} cells" in page
     assert "![" in page and "](board.png)" in page
     assert "Training alone has " in page and "2 methods are told apart as better, 1 as" in page
-    assert "| knn_per (v) | 3 |" in page and "critical difference is 3.3" in page
+    assert "| [knn_per (v)](records.md#digits-knn_per) | [80.1 ± 0.1](" in page
+    assert "critical difference is 3.3" in page
     assert all(len(line) < 1000 for line in page.splitlines())
 
     path = write_page(two_federations, tmp_path / "board.md")
-    assert path.read_text() == page
+    assert path.read_text() == page.replace("records.md", "board-records.md")
+    assert (tmp_path / "board-records.md").read_text() == records_page_of(two_federations)
     assert (tmp_path / "board.png").read_bytes().startswith(b"\x89PNG")
-    assert "no ranks yet" in page_of(board(record("digits", "apfl", 0, clients(0.5))), "a.png")
-    assert "0 are there" in page_of({}, "a.png")
+    one = board(record("digits", "apfl", 0, clients(0.5)))
+    assert "no ranks yet" in page_of(one, "a.png", "records.md")
+    assert "0 are there" in page_of({}, "a.png", "records.md")
 
 
 def test_names_at_the_front_are_those_that_none_beats_at_less_cost(two_federations):
@@ -161,6 +246,8 @@ def test_names_at_the_front_are_those_that_none_beats_at_less_cost(two_federatio
 
 def test_an_own_method_stands_among_the_others(two_federations):
     own = [record("table", "my:Own", number, clients(0.72, 10 * number)) for number in range(3)]
+    for one in own:
+        one["baselines"] = two_federations[f"table/local/{one['repetition']}"]["baselines"]
     ((federation, table, sentence),) = standing_of(two_federations | board(*own), "my:Own")
     assert federation == "table" and len(table.rows) == 7
     assert sentence == (

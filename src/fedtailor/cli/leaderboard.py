@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from fedtailor.cli.options import Debug, Json, decimal_number, read_assignments
+from fedtailor.cli.options import Debug, Json, decimal_number, read_assignments, with_options
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_result
 from fedtailor.core.errors import RunError
@@ -17,35 +17,44 @@ from fedtailor.core.errors import RunError
 Records = Annotated[
     str, typer.Option(metavar="FILE", help="The records, one in each line: what is there stays.")
 ]
-DataFolder = Annotated[
-    str,
-    typer.Option(
-        "--data-dir",
-        metavar="FOLDER",
-        help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).",
-    ),
-]
-Engine = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="How clients are run (see: fedtailor list engines)."),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TEXT",
-        help="Only cells FEDERATION/METHOD/REPETITION with this text in the name, such as "
-        "digits/. May be repeated.",
-    ),
-]
-Hours = Annotated[
-    float | None,
-    typer.Option(
-        parser=decimal_number("--hours"),
-        metavar="NUMBER",
-        help="No cell begins after so many hours (default: all that are missing).",
-    ),
-]
 _DEFAULT = "leaderboard.jsonl"
+
+
+class CellOptions(NamedTuple):
+    """The options of commands that run cells."""
+
+    records: Records = _DEFAULT
+    data_dir: Annotated[
+        str,
+        typer.Option(
+            "--data-dir",
+            metavar="FOLDER",
+            help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).",
+        ),
+    ] = ""
+    engine: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="How clients are run (see: fedtailor list engines)."),
+    ] = "auto"
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only cells FEDERATION/METHOD/REPETITION with this text in the name, such as "
+            "digits/. May be repeated.",
+        ),
+    ] = None
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            parser=decimal_number("--hours"),
+            metavar="NUMBER",
+            help="No cell begins after so many hours (default: all that are missing).",
+        ),
+    ] = None
+
+
+_USUAL = CellOptions()
 
 leaderboard_app = make_app()
 
@@ -57,6 +66,7 @@ def _root(context: typer.Context, help_: Help = False) -> None:
 
 
 @leaderboard_app.command("run", cls=Command)
+@with_options("cells", CellOptions)
 def run(
     methods: Annotated[
         list[str] | None,
@@ -66,11 +76,7 @@ def run(
             help="Methods, such as ditto, or package.module:Class (default: all of the package).",
         ),
     ] = None,
-    records: Records = _DEFAULT,
-    data_dir: DataFolder = "",
-    engine: Engine = "auto",
-    only: Only = None,
-    hours: Hours = None,
+    cells: CellOptions = _USUAL,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -81,12 +87,13 @@ def run(
 
     Example: fedtailor leaderboard run fedavg ditto --only digits/
     """
-    failures = _run(methods or (), None, records, (data_dir, engine), only, hours)
-    print_result({"records": records, "failed": failures}, json, _show_run)
+    failures = _run(methods or (), None, cells)
+    print_result({"records": cells.records, "failed": failures}, json, _show_run)
     _end(failures)
 
 
 @leaderboard_app.command("add", cls=Command)
+@with_options("cells", CellOptions)
 def add(
     method: Annotated[
         str,
@@ -102,11 +109,7 @@ def add(
             "(default: four learning rates). May be repeated.",
         ),
     ] = None,
-    records: Records = _DEFAULT,
-    data_dir: DataFolder = "",
-    engine: Engine = "auto",
-    only: Only = None,
-    hours: Hours = None,
+    cells: CellOptions = _USUAL,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -117,14 +120,14 @@ def add(
     Example: fedtailor leaderboard add my_methods:Mine --only digits/
     """
     tried = dict(read_assignments(values, "--values"))
-    failures = _run([method], tried, records, (data_dir, engine), only, hours)
+    failures = _run([method], tried, cells)
 
     from fedtailor.experiment.leaderboard import read_board
-    from fedtailor.report.leaderboard import standing_of
+    from fedtailor.report.leaderboard_page import standing_of
 
-    places = standing_of(read_board(Path(records)), method)
+    places = standing_of(read_board(Path(cells.records)), method)
     result = {
-        "records": records,
+        "records": cells.records,
         "failed": failures,
         "standings": {federation: sentence for federation, _, sentence in places},
     }
@@ -159,8 +162,8 @@ def show(
         rank_methods,
         standings,
         table_of,
-        write_page,
     )
+    from fedtailor.report.leaderboard_page import write_page
 
     board = read_board(Path(records))
     if not board:
@@ -185,40 +188,30 @@ def show(
 
 
 def _run(
-    methods: Sequence[str],
-    values: Mapping[str, Any] | None,
-    records: str,
-    how: tuple[str, str],
-    only: Sequence[str] | None,
-    hours: float | None,
+    methods: Sequence[str], values: Mapping[str, Any] | None, options: CellOptions
 ) -> dict[str, str]:
     """Run the missing cells, and return why some failed.
 
     Args:
         methods: empty: all of the package.
         values: what is tried; None: as for every method.
-        records: the file.
-        how: the data folder, and the engine.
-        only: parts of the names of cells.
-        hours: no cell begins after them.
+        options: which cells, and how.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.experiment.leaderboard import make_cells, run_cells
 
-    cells = make_cells(methods, only=only or (), values=values)
-    data_dir, engine = how
     try:
         return run_cells(
-            cells,
-            Path(records),
-            data_dir=data_dir,
-            engine=engine,
-            hours=math.inf if hours is None else hours,
+            make_cells(methods, only=options.only or (), values=values),
+            Path(options.records),
+            data_dir=options.data_dir,
+            engine=options.engine,
+            hours=math.inf if options.hours is None else options.hours,
             say=say,
         )
     except KeyboardInterrupt:
         message = "interrupted. The same command goes on where this one stopped."
-        raise Interrupted(message, path=records) from None
+        raise Interrupted(message, path=options.records) from None
 
 
 def _end(failures: Mapping[str, str]) -> None:
@@ -246,7 +239,8 @@ def _show_added(result: Mapping[str, Any]) -> None:
 
 
 def _show_board(result: Mapping[str, Any]) -> None:
-    missing = ", ".join(f"{name} {number}" for name, number in result["missing"].items() if number)
+    counts = {name: sum(methods.values()) for name, methods in result["missing"].items()}
+    missing = ", ".join(f"{name} {number}" for name, number in counts.items() if number)
     typer.echo(f"Missing cells: {missing or 'none'}.")
     if result["critical_difference"] is not None:
         on = ", ".join(result["ranked_on"])

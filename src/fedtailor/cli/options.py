@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -130,21 +130,63 @@ def with_config_flags(*keys: str) -> Callable[[CommandFunction], CommandFunction
             named = {key: values.pop(parameter.name) for key, parameter in declared.items()}
             command(named=named, **values)
 
-        # typer reads the options from the signature.
-        signature = inspect.signature(command, eval_str=True)
-        parameters: list[inspect.Parameter] = []
-        for parameter in signature.parameters.values():
-            if parameter.name == "named":
-                parameters += declared.values()
-            else:
-                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-
-        functools.update_wrapper(call, command)
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return call
+        return _with_signature(call, command, "named", declared.values())
 
     return decorate
+
+
+def with_options(name: str, group: type) -> Callable[[CommandFunction], CommandFunction]:
+    """Give a command the options that the fields of a named tuple declare.
+
+    Commands that have options in common share their declarations so.
+
+    Args:
+        name: of the command's parameter that receives the tuple, and whose place they take.
+        group: the named tuple; its fields have the annotations and defaults of options.
+    """
+    hints = get_type_hints(group, include_extras=True)
+    declared = {}
+    for field, parameter in inspect.signature(group).parameters.items():
+        declared[field] = parameter.replace(annotation=hints[field])
+
+    def decorate(command: CommandFunction) -> CommandFunction:
+        def call(**values: Any) -> None:
+            options = group(**{field: values.pop(field) for field in declared})
+            command(**{name: options}, **values)
+
+        return _with_signature(call, command, name, declared.values())
+
+    return decorate
+
+
+def _with_signature(
+    call: CommandFunction,
+    command: CommandFunction,
+    name: str,
+    instead: Iterable[inspect.Parameter],
+) -> CommandFunction:
+    """Return a function with the signature of a command, but for one parameter.
+
+    Args:
+        call: the function.
+        command: that it calls.
+        name: of the parameter.
+        instead: those that stand in its place.
+    """
+    # typer reads the options from the signature.
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name == name:
+            parameters += instead
+        else:
+            parameters.append(parameter)
+
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    functools.update_wrapper(call, command)
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
 
 
 def _make_parameter(key: str, flag: Flag, hint: Any) -> inspect.Parameter:

@@ -1,4 +1,4 @@
-"""The leaderboard from its records: standings of every federation, ranks, figure, page. No torch.
+"""What the records of the leaderboard say: standings, ranks, and what is missing. No torch.
 
 Repetitions are never pooled: a figure of a method is the mean over them, and tests are made in
 each.
@@ -6,41 +6,26 @@ each.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-import altair as alt
-
-from fedtailor.core.atomic import write_whole
 from fedtailor.core.metrics import worst_tenth
 from fedtailor.experiment.leaderboard import (
     FEDERATIONS,
     LOCAL,
-    METHODS,
     REPETITIONS,
-    TRIALS,
     Record,
     is_done,
     make_cells,
 )
 from fedtailor.experiment.paired import holm
-from fedtailor.report.charts import (
-    CONTRAST,
-    INK,
-    MAIN,
-    QUIET,
-    Chart,
-    inline,
-    labels,
-    picture,
-    tooltip,
-)
+from fedtailor.experiment.site_rows import Verdict
 from fedtailor.report.comparison import SIGNIFICANT, Estimate
-from fedtailor.report.parts import NOTHING, Cell, Figure, Panel, ReportTable, round_figure
+from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure
 from fedtailor.report.statistics import (
     Interval,
     bootstrap_interval,
@@ -51,13 +36,16 @@ from fedtailor.report.statistics import (
     wilcoxon,
 )
 
-BASELINES = {"own": "own best (scikit-learn)", "pooled": "pooled (scikit-learn)"}
-"""Rows that are no methods: the best simple model of each client, and that kind on all data."""
-_KINDS = ("a model a client", "one global model", "one exchange", "without a federation")
-_SHAPES = ("circle", "square", "diamond", "triangle")
+ALONE = "alone"
+BASELINES = (ALONE, "pooled")
+"""Rows that are no methods: the best simple model of each client, and the best of all data."""
+KINDS = ("a model a client", "one global model", "one exchange", "without a federation")
+_REFERENCE = "fedavg"
+"""The method whose time tells how long others take on a federation."""
 _RESAMPLES = 2_000
 _AGREEING = 2
 """Repetitions in which a difference must be significant."""
+VERDICTS = get_args(Verdict)
 Accuracies = Sequence[float | None]
 
 
@@ -75,12 +63,14 @@ class Standing:
     worst_tenth: float
     harmed: float | None
     """Share of clients whose model is less accurate than that of ``local``; None: not known."""
-    below_own: float | None
+    below_alone: float | None
     """Share of clients whose model is less accurate than the best simple one of their own."""
+    verdicts: Mapping[str, int]
+    """How many clients of all repetitions have which verdict; empty for what is no method."""
     megabytes: float | None
     """What a client sends and receives in a run."""
     seconds: float | None
-    """Of a run with the chosen options."""
+    """Processor seconds of a run with the chosen options."""
     chosen: Mapping[int, Mapping[str, Any]]
     """Options, by repetition."""
     uses_validation: bool
@@ -117,7 +107,7 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
     rows = _rows(records, federation)
     verdicts = _verdicts(rows)
     by_local = rows[LOCAL].by_repetition if LOCAL in rows else {}
-    by_own = rows[BASELINES["own"]].by_repetition if BASELINES["own"] in rows else {}
+    by_alone = rows[ALONE].by_repetition
 
     result = []
     for name, row in rows.items():
@@ -131,9 +121,10 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
                 interval=_interval(row),
                 worst_tenth=mean(worst_tenth(_known(each)) for each in row.by_repetition.values()),
                 harmed=None if name == LOCAL else _share_below(row, by_local),
-                below_own=None if name in BASELINES.values() else _share_below(row, by_own),
+                below_alone=None if name == ALONE else _share_below(row, by_alone),
+                verdicts=count_clients(row.records),
                 megabytes=_mean_or_none([_megabytes(record) for record in row.records]),
-                seconds=_mean_or_none([record["seconds"] for record in row.records]),
+                seconds=_mean_or_none(list(map(run_seconds, row.records))),
                 chosen={record["repetition"]: record["chosen"] for record in row.records},
                 uses_validation=any(record["uses_validation"] for record in row.records),
                 better_than=tuple(other for other, sign in against.items() if sign > 0),
@@ -146,7 +137,7 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
 
 
 def _rows(records: Mapping[str, Record], federation: str) -> dict[str, _Row]:
-    """Return the rows of a federation: methods, and the baselines beside ``local``."""
+    """Return the rows of a federation: methods and baselines."""
     of_method: dict[str, list[Record]] = {}
     for record in records.values():
         if record["federation"] == federation:
@@ -157,13 +148,13 @@ def _rows(records: Mapping[str, Record], federation: str) -> dict[str, _Row]:
         there.sort(key=lambda record: record["repetition"])
         rows[method] = _Row({one["repetition"]: one["accuracies"] for one in there}, there)
 
-    for key, name in BASELINES.items():
+    # All methods of a repetition have the same baselines.
+    for name in BASELINES:
         by_repetition = {}
-        for record in of_method.get(LOCAL, []):
-            if key in record["baselines"]:
-                by_repetition[record["repetition"]] = record["baselines"][key]
-        if by_repetition:
-            rows[name] = _Row(by_repetition)
+        for there in of_method.values():
+            for record in there:
+                by_repetition[record["repetition"]] = record["baselines"][name]
+        rows[name] = _Row(dict(sorted(by_repetition.items())))
 
     return rows
 
@@ -200,8 +191,49 @@ def _interval(row: _Row) -> Interval | None:
     return Interval(*(mean(ends) for ends in zip(*intervals, strict=True)))
 
 
-def _mean_or_none(values: Sequence[float]) -> float | None:
-    return mean(values) if values else None
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return mean(numbers) if numbers else None
+
+
+def run_seconds(record: Record) -> float | None:
+    """Return the processor seconds of the chosen run; None if the cell was interrupted.
+
+    They are its share of those of all trials, by the clock.
+    """
+    if record["processor_seconds"] is None or record["trial_seconds"] == 0:
+        return None
+
+    share: float = record["seconds"] / record["trial_seconds"]
+    return share * record["processor_seconds"]  # type: ignore[no-any-return]
+
+
+def count_clients(records: Sequence[Record]) -> dict[str, int]:
+    """Return how many clients of records have which verdict; those without one are left out."""
+    counts = Counter(verdict for record in records for verdict in record["verdicts"])
+    del counts[None]
+    return {verdict: counts[verdict] for verdict in VERDICTS} if counts else {}
+
+
+def clients_below(record: Record, accuracies: Accuracies) -> list[str]:
+    """Return the clients of a record whose model is less accurate than another one.
+
+    Args:
+        record: of a method.
+        accuracies: of the other models in the same repetition.
+    """
+    below = []
+    for client, (one, other) in enumerate(zip(record["accuracies"], accuracies, strict=True)):
+        if one is not None and other is not None and one < other:
+            below.append(client_name(record, client))
+
+    return below
+
+
+def client_name(record: Record, client: int) -> str:
+    """Return the name of a client; those without one are called by their number."""
+    names = record["clients"]
+    return str(names[client]) if names else str(client)
 
 
 def _megabytes(record: Record) -> float:
@@ -308,15 +340,15 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
     """Return the table of a federation."""
     columns = [
         "method",
-        "repetitions",
         "accuracy, %",
         "95 % over clients",
         "worst tenth",
         "harmed",
-        "below own best",
+        "below alone",
+        "clients better / unclear / worse than alone",
         "MB a client",
-        "seconds",
-        "better than / unclear / worse than",
+        "core seconds",
+        "rows it beats / unclear / beaten by",
         "chosen",
     ]
     cells: list[list[Cell]] = []
@@ -330,13 +362,13 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
         counts = (row.better_than, row.unclear, row.worse_than)
         cells.append(
             [
-                f"{row.name} (v)" if row.uses_validation else row.name,
-                row.repetitions,
+                _title(row),
                 f"{100 * row.accuracy.mean:.1f}{spread}",
                 interval,
                 round_figure(row.worst_tenth, in_percent=True),
-                _percent(row.harmed),
-                _percent(row.below_own),
+                percent(row.harmed),
+                percent(row.below_alone),
+                " / ".join(map(str, row.verdicts.values())) or NOTHING,
                 NOTHING if row.megabytes is None else f"{row.megabytes:.3g}",
                 NOTHING if row.seconds is None else f"{row.seconds:.1f}",
                 " / ".join(str(len(names)) for names in counts),
@@ -349,7 +381,16 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
     )
 
 
-def _percent(share: float | None) -> str:
+def _title(row: Standing) -> str:
+    """Return the name of a row, with what its numbers lack."""
+    title = f"{row.name} (v)" if row.uses_validation else row.name
+    if row.repetitions < REPETITIONS:
+        title += f", {row.repetitions} of {REPETITIONS}"
+    return title
+
+
+def percent(share: float | None) -> str:
+    """Return a share in whole percent."""
     return NOTHING if share is None else f"{100 * share:.0f} %"
 
 
@@ -363,300 +404,56 @@ def _chosen(row: Standing) -> str:
     return words[0] if len(set(words)) == 1 else " | ".join(words)
 
 
-def missing_cells(records: Mapping[str, Record]) -> dict[str, int]:
-    """Return how many cells of the package's methods are missing, by federation."""
-    missing: dict[str, int] = {}
+# What is missing.
+
+
+def missing_cells(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
+    """Return how many cells of the package's methods are missing, by federation and method."""
+    missing: dict[str, dict[str, int]] = {name: {} for name in FEDERATIONS}
     for cell in make_cells():
-        missing.setdefault(cell.federation, 0)
-        missing[cell.federation] += not is_done(cell, records)
+        if not is_done(cell, records):
+            of_federation = missing[cell.federation]
+            of_federation[cell.method] = of_federation.get(cell.method, 0) + 1
 
     return missing
 
 
-# The figure.
+def missing_hours(records: Mapping[str, Record]) -> dict[str, float]:
+    """Estimate the processor hours of the missing cells, by federation.
 
-
-def figure_of(records: Mapping[str, Record]) -> Figure:
-    """Return accuracy against bytes and against seconds on every federation, and mean ranks."""
-    panels = []
-    for federation in federations_of(records):
-        rows = standings(records, federation)
-        for field, title in (("megabytes", "MB a client"), ("seconds", "seconds of a run")):
-            panels.append(
-                Panel(chart=_scatter(rows, field, title), title=federation, subtitle=title)
-            )
-
-    ranks = rank_methods(records)
-    if ranks.critical_difference is not None:
-        subtitle = f"over {', '.join(ranks.federations)}"
-        panels.append(Panel(chart=_rank_chart(ranks), title="Mean rank", subtitle=subtitle))
-
-    return Figure(
-        name="leaderboard",
-        title="Accuracy of the models that clients end with, against their cost",
-        caption="A mark is a method, its accuracy the mean over clients and repetitions. Named are "
-        "methods that no other one beats at less cost. Dashed: the same model trained alone "
-        "(local). Dotted: the best simple model of each client. Where there are two federations or "
-        "more, the last panel has mean ranks, with Nemenyi's critical difference as a bar.",
-        panels=panels,
-    )
-
-
-def _scatter(rows: Sequence[Standing], field: str, title: str) -> Chart:
-    """Draw accuracy against a cost, with the names of the methods that none beats at less cost."""
-    drawn = [row for row in rows if (getattr(row, field) or 0) > 0 and row.name != LOCAL]
-    best = set(_front(drawn, field))
-    points = []
-    for label, row in zip(labels(row.name for row in drawn), drawn, strict=True):
-        points.append(
-            {
-                "name": label,
-                "label": label if row.name in best else "",
-                "kind": row.kind,
-                "cost": getattr(row, field),
-                "accuracy": 100 * row.accuracy.mean,
-            }
-        )
-
-    kinds = list(_KINDS[:-1])
-    colors = [f"var(--s{number})" for number in range(len(kinds))]
-    base = alt.Chart(inline(points), height=230).encode(
-        x=alt.X(
-            "cost:Q",
-            title=title,
-            scale=alt.Scale(type="log", nice=False, padding=16),
-            axis=alt.Axis(tickCount=5, format="~g", labelOverlap=True),
-        ),
-        y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=14)),
-    )
-    marks = base.mark_point(filled=True, size=70, opacity=0.85).encode(
-        color=alt.Color(
-            "kind:N",
-            scale=alt.Scale(domain=kinds, range=colors),
-            legend=alt.Legend(title=None, columns=3),
-        ),
-        shape=alt.Shape(
-            "kind:N",
-            scale=alt.Scale(domain=kinds, range=list(_SHAPES[:-1])),
-            legend=alt.Legend(title=None, columns=3),
-        ),
-        tooltip=[
-            tooltip("name", "method"),
-            tooltip("accuracy", "accuracy, %", ".1f"),
-            tooltip("cost", title, ".3~g"),
-        ],
-    )
-    names = base.mark_text(align="left", dx=6, dy=-6, fontSize=11, color=INK).encode(text="label:N")
-    layers = [marks, names]
-    for name, dash, color in ((LOCAL, [6, 3], QUIET), (BASELINES["own"], [2, 2], CONTRAST)):
-        heights = [{"accuracy": 100 * row.accuracy.mean} for row in rows if row.name == name]
-        rule = alt.Chart(inline(heights)).mark_rule(strokeDash=dash, color=color, strokeWidth=1.5)
-        layers.append(rule.encode(y="accuracy:Q"))
-
-    return alt.LayerChart(layer=layers)
-
-
-def _front(rows: Sequence[Standing], field: str) -> Iterator[str]:
-    """Yield the methods that no other one beats at the same cost or less."""
-    highest = -math.inf
-    for row in sorted(rows, key=lambda row: (getattr(row, field), -row.accuracy.mean)):
-        if row.accuracy.mean > highest:
-            highest = row.accuracy.mean
-            yield row.name
-
-
-def _rank_chart(ranks: Ranks) -> Chart:
-    """Draw a mark for every method's mean rank, and the critical difference as a bar."""
-    names = labels(ranks.mean_rank)
-    values = list(ranks.mean_rank.values())
-    rows = [{"label": label, "rank": rank} for label, rank in zip(names, values, strict=True)]
-    axis = alt.Axis(title=None, labelLimit=170, labelColor=INK)
-    y = alt.Y("label:N", axis=axis, scale=alt.Scale(domain=names, paddingInner=0.3))
-    x = alt.X("rank:Q", title="mean rank", scale=alt.Scale(zero=False, padding=10))
-    base = alt.Chart(inline(rows), height=18 * len(rows))
-    tips = [tooltip("label", "method"), tooltip("rank", "mean rank", ".2f")]
-    marks = base.mark_circle(size=60, color=MAIN, opacity=1).encode(x=x, y=y, tooltip=tips)
-
-    # From the first method on: those within it are not told apart from it.
-    end = values[0] + (ranks.critical_difference or 0.0)
-    bar = inline([{"label": names[0], "rank": values[0], "end": end}])
-    rule = alt.Chart(bar).mark_rule(strokeWidth=3, color=CONTRAST).encode(x=x, x2="end:Q", y=y)
-    return alt.LayerChart(layer=[rule, marks])
-
-
-# The page.
-
-_HOW = """## How it is measured
-
-* A **cell** is a method on a federation in one repetition. It tries up to {trials} combinations
-  of options, each in a run of its own, and takes the one with the highest mean accuracy on
-  validation examples, a fifth of every client's training examples. Only then are its test scores
-  read. Every repetition chooses for itself, on its own division, so no test example is among
-  those that chose. Permuted labels of test examples change no choice, which a test shows.
-* **Accuracy** is the mean over clients of the models that clients end with, on their own test
-  examples, with the standard error over repetitions. The interval is over clients: bootstrap
-  percentiles, averaged over repetitions.
-* **harmed**: the share of clients whose model is less accurate than the same network trained
-  alone (`local`). **below own best**: than the best of the simple models of scikit-learn that a
-  client trains alone, chosen by cross-validation on its training examples.
-* **Told apart** are two rows whose accuracies differ over clients by Wilcoxon's signed-rank test,
-  corrected by Holm's method for all pairs, in two repetitions or more, in the same direction.
-  With four clients that is never so.
-* **Seconds** are those of one run with the chosen options, by the engine and on the machine of the
-  record, which was not idle.
-* **(v)**: the method also personalizes with the validation examples, so its options are chosen by
-  scores that are too high.
-* A record has the name `FEDERATION/METHOD/REPETITION`. `fedtailor leaderboard run METHOD --only
-  FEDERATION/ --only /REPETITION` makes it again, to the bit on the same processor and versions,
-  in a file that does not have it yet.
-* **Your own method**: `fedtailor leaderboard add package.module:Class` runs its cells within the
-  same number of trials.
-"""
-
-
-def page_of(records: Mapping[str, Record], picture: str) -> str:
-    """Return the page in Markdown.
-
-    Args:
-        records: from :func:`fedtailor.experiment.leaderboard.read_board`.
-        picture: address of the figure, from the page.
+    A cell takes as long as the median of its method there. Where its method has no record there, it
+    takes the time of FedAvg there, times the median ratio of both elsewhere. Federations without a
+    record of FedAvg are left out.
     """
-    federations = federations_of(records)
-    parts = ["# Leaderboard", _what_is_there(records)]
-    if not federations:
-        return "\n\n".join([*parts, _HOW.format(trials=TRIALS)])
+    seconds = _median_seconds(records)
+    ratios: dict[str, list[float]] = {}
+    for (federation, method), median in seconds.items():
+        reference = seconds.get((federation, _REFERENCE))
+        if reference:
+            ratios.setdefault(method, []).append(median / reference)
 
-    figure = figure_of(records)
-    rows = {federation: standings(records, federation) for federation in federations}
-    parts.append(f"![{figure.title}]({picture})\n\n{figure.caption}")
-    parts.append("## In short")
-    parts.append("\n".join(f"* {_in_short(name, rows[name])}" for name in federations))
-    parts.append(_ranks_in_words(rank_methods(records)))
-    for federation in federations:
-        table = table_of(federation, rows[federation])
-        parts.append(f"## {table.title[0].upper()}{table.title[1:]}")
-        parts.append(_markdown(table))
-        parts.append(_apart_in_words(rows[federation]))
+    typical = {method: statistics.median(values) for method, values in ratios.items()}
+    usual = statistics.median(typical.values()) if typical else 1.0
+    hours = {}
+    for federation, methods in missing_cells(records).items():
+        reference = seconds.get((federation, _REFERENCE))
+        if reference is None:
+            continue
 
-    parts.append(_HOW.format(trials=TRIALS).rstrip())
-    return "\n\n".join(parts) + "\n"
+        hours[federation] = 0.0
+        for method, number in methods.items():
+            guess = reference * typical.get(method, usual)
+            hours[federation] += number * seconds.get((federation, method), guess) / 3600
 
-
-def standing_of(records: Mapping[str, Record], method: str) -> list[tuple[str, ReportTable, str]]:
-    """Return where a method stands, by federation: its name, the table, and a sentence."""
-    result = []
-    for federation in federations_of(records):
-        rows = standings(records, federation)
-        methods = [row for row in rows if row.name not in BASELINES.values()]
-        names = [row.name for row in methods]
-        if method in names:
-            place = names.index(method) + 1
-            row = methods[place - 1]
-            sentence = (
-                f"{federation}: place {place} of {len(names)} with "
-                f"{100 * row.accuracy.mean:.1f} %, told apart as better than "
-                f"{len(row.better_than)} rows and as worse than {len(row.worse_than)}."
-            )
-            result.append((federation, table_of(federation, rows), sentence))
-
-    return result
+    return hours
 
 
-def _what_is_there(records: Mapping[str, Record]) -> str:
-    """Return how many cells there are and which are missing, in sentences."""
-    missing = missing_cells(records)
-    total = len(METHODS) * REPETITIONS
-    words = []
-    for name, number in missing.items():
-        words.append(f"{name} {total - number} of {total}")
+def _median_seconds(records: Mapping[str, Record]) -> dict[tuple[str, str], float]:
+    """Return the processor seconds of a cell by federation and method."""
+    measured: dict[tuple[str, str], list[float]] = {}
+    for record in records.values():
+        if record["processor_seconds"] is not None:
+            key = (record["federation"], record["method"])
+            measured.setdefault(key, []).append(record["processor_seconds"])
 
-    hours = sum(record["trial_seconds"] for record in records.values()) / 3600
-    there = sum(total - number for number in missing.values())
-    return (
-        f"{len(METHODS)} methods on the same federations, {REPETITIONS} repetitions each, with "
-        f"options that validation examples choose among at most {TRIALS} combinations.\n\n"
-        f"**Of {total * len(missing)} cells, {there} are there** ({', '.join(words)}); their "
-        f"trials took {hours:.1f} hours. `make leaderboard DATA=FOLDER` runs the others."
-    )
-
-
-def _in_short(federation: str, rows: Sequence[Standing]) -> str:
-    """Return what a table says, in sentences."""
-    methods = [row for row in rows if row.name not in BASELINES.values()]
-    # Those with fewer repetitions were measured on fewer divisions.
-    most = max(row.repetitions for row in methods)
-    methods = [row for row in methods if row.repetitions == most]
-    first = methods[0]
-    words = [
-        f"**{federation}**: {first.name} has the highest mean, {100 * first.accuracy.mean:.1f} %"
-    ]
-    others = [row.name for row in methods[1:] if row.name in first.unclear]
-    words.append(f"; {len(others)} of the other {len(methods) - 1} cannot be told apart from it.")
-    local = next((row for row in methods if row.name == LOCAL), None)
-    if local is not None:
-        above = [row for row in methods if LOCAL in row.better_than]
-        below = [row for row in methods if LOCAL in row.worse_than]
-        words.append(
-            f" Training alone has {100 * local.accuracy.mean:.1f} %: {len(above)} methods are told "
-            f"apart as better, {len(below)} as worse."
-        )
-
-    if first.harmed is not None:
-        words.append(f" {first.name} harms {_percent(first.harmed)} of the clients.")
-
-    return "".join(words)
-
-
-def _ranks_in_words(ranks: Ranks) -> str:
-    """Return the ranks in a sentence."""
-    if ranks.critical_difference is None:
-        return (
-            "There are no ranks yet: they need two methods with all repetitions on two federations."
-        )
-
-    names = ", ".join(f"{name} {rank:.1f}" for name, rank in list(ranks.mean_rank.items())[:8])
-    text = (
-        f"**Mean ranks** of {len(ranks.mean_rank)} methods over {', '.join(ranks.federations)}: "
-        f"{names}"
-    )
-    if len(ranks.mean_rank) > 8:
-        text += ", and so on"
-
-    return (
-        f"{text}. The critical difference is {ranks.critical_difference:.1f} "
-        f"(Nemenyi, 5 %, {len(ranks.federations)} federations): methods nearer than that are not "
-        "told apart."
-    )
-
-
-def _apart_in_words(rows: Sequence[Standing]) -> str:
-    """Return which rows cannot be told apart from the first."""
-    first = rows[0]
-    if not first.unclear:
-        return f"{first.name} is told apart from all others."
-
-    return f"Not told apart from {first.name}: {', '.join(first.unclear)}."
-
-
-def _markdown(table: ReportTable) -> str:
-    lines = [_markdown_row(table.columns)]
-    lines.append(f"|---|{'---:|' * (len(table.columns) - 2)}---|")
-    lines += map(_markdown_row, table.rows)
-    return "\n".join(lines)
-
-
-def _markdown_row(cells: Sequence[Any]) -> str:
-    texts = [str(cell).replace("|", "/").replace("\n", " ") for cell in cells]
-    return f"| {' | '.join(texts)} |"
-
-
-def write_page(records: Mapping[str, Record], path: Path) -> Path:
-    """Write the page in Markdown, and its figure beside it, and return the path of the page.
-
-    Raises:
-        RunError: a file cannot be written.
-    """
-    image = path.with_suffix(".png")
-    write_whole(image, picture(figure_of(records), "png"))
-    write_whole(path, page_of(records, image.name))
-    return path
+    return {key: statistics.median(values) for key, values in measured.items()}

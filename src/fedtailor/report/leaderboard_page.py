@@ -1,0 +1,550 @@
+"""The page of the leaderboard in Markdown, its figure, and the page of its records. No torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from fedtailor.core.atomic import write_whole
+from fedtailor.experiment.leaderboard import (
+    FEDERATIONS,
+    LOCAL,
+    METHODS,
+    REPETITIONS,
+    TRIALS,
+    Cell,
+    Record,
+)
+from fedtailor.report.charts import (
+    CONTRAST,
+    INK,
+    MAIN,
+    QUIET,
+    Chart,
+    inline,
+    labels,
+    picture,
+    tooltip,
+)
+from fedtailor.report.leaderboard import (
+    ALONE,
+    BASELINES,
+    KINDS,
+    Accuracies,
+    Ranks,
+    Standing,
+    client_name,
+    clients_below,
+    count_clients,
+    federations_of,
+    missing_cells,
+    missing_hours,
+    percent,
+    rank_methods,
+    run_seconds,
+    standings,
+    table_of,
+)
+from fedtailor.report.parts import NOTHING, Figure, Panel, ReportTable
+from fedtailor.report.statistics import mean
+
+_SHAPES = ("circle", "square", "diamond", "triangle")
+_MOST_RANKS = 8
+"""In a sentence."""
+_AGAIN = "again.jsonl"
+"""A file that has no records yet."""
+
+# The figure.
+
+
+def figure_of(records: Mapping[str, Record]) -> Figure:
+    """Return accuracy against bytes and against seconds on every federation, and mean ranks."""
+    panels = []
+    for federation in federations_of(records):
+        rows = standings(records, federation)
+        for field, title in (("megabytes", "MB a client"), ("seconds", "core seconds of a run")):
+            panels.append(
+                Panel(chart=_scatter(rows, field, title), title=federation, subtitle=title)
+            )
+
+    ranks = rank_methods(records)
+    if ranks.critical_difference is not None:
+        subtitle = f"over {', '.join(ranks.federations)}"
+        panels.append(Panel(chart=_rank_chart(ranks), title="Mean rank", subtitle=subtitle))
+
+    return Figure(
+        name="leaderboard",
+        title="Accuracy of the models that clients end with, against their cost",
+        caption="A mark is a method, its accuracy the mean over clients and repetitions. Named are "
+        "methods that no other one beats at less cost. Dashed: the same model trained alone "
+        "(local). Dotted: the best simple model of each client (alone). Where there are two "
+        "federations or more, the last panel has mean ranks, with Nemenyi's critical difference as "
+        "a bar.",
+        panels=panels,
+    )
+
+
+def _scatter(rows: Sequence[Standing], field: str, title: str) -> Chart:
+    """Draw accuracy against a cost, with the names of the methods that none beats at less cost."""
+    drawn = [row for row in rows if (getattr(row, field) or 0) > 0 and row.name != LOCAL]
+    best = set(_front(drawn, field))
+    points = []
+    for label, row in zip(labels(row.name for row in drawn), drawn, strict=True):
+        points.append(
+            {
+                "name": label,
+                "label": label if row.name in best else "",
+                "kind": row.kind,
+                "cost": getattr(row, field),
+                "accuracy": 100 * row.accuracy.mean,
+            }
+        )
+
+    kinds = list(KINDS[:-1])
+    colors = [f"var(--s{number})" for number in range(len(kinds))]
+    base = alt.Chart(inline(points), height=230).encode(
+        x=alt.X(
+            "cost:Q",
+            title=title,
+            scale=alt.Scale(type="log", nice=False, padding=16),
+            axis=alt.Axis(tickCount=5, format="~g", labelOverlap=True),
+        ),
+        y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=14)),
+    )
+    marks = base.mark_point(filled=True, size=70, opacity=0.85).encode(
+        color=alt.Color(
+            "kind:N",
+            scale=alt.Scale(domain=kinds, range=colors),
+            legend=alt.Legend(title=None, columns=3),
+        ),
+        shape=alt.Shape(
+            "kind:N",
+            scale=alt.Scale(domain=kinds, range=list(_SHAPES[:-1])),
+            legend=alt.Legend(title=None, columns=3),
+        ),
+        tooltip=[
+            tooltip("name", "method"),
+            tooltip("accuracy", "accuracy, %", ".1f"),
+            tooltip("cost", title, ".3~g"),
+        ],
+    )
+    names = base.mark_text(align="left", dx=6, dy=-6, fontSize=11, color=INK).encode(text="label:N")
+    layers = [marks, names]
+    for name, dash, color in ((LOCAL, [6, 3], QUIET), (ALONE, [2, 2], CONTRAST)):
+        heights = [{"accuracy": 100 * row.accuracy.mean} for row in rows if row.name == name]
+        rule = alt.Chart(inline(heights)).mark_rule(strokeDash=dash, color=color, strokeWidth=1.5)
+        layers.append(rule.encode(y="accuracy:Q"))
+
+    return alt.LayerChart(layer=layers)
+
+
+def _front(rows: Sequence[Standing], field: str) -> Iterator[str]:
+    """Yield the methods that no other one beats at the same cost or less."""
+    highest = -math.inf
+    for row in sorted(rows, key=lambda row: (getattr(row, field), -row.accuracy.mean)):
+        if row.accuracy.mean > highest:
+            highest = row.accuracy.mean
+            yield row.name
+
+
+def _rank_chart(ranks: Ranks) -> Chart:
+    """Draw a mark for every method's mean rank, and the critical difference as a bar."""
+    names = labels(ranks.mean_rank)
+    values = list(ranks.mean_rank.values())
+    rows = [{"label": label, "rank": rank} for label, rank in zip(names, values, strict=True)]
+    axis = alt.Axis(title=None, labelLimit=170, labelColor=INK)
+    y = alt.Y("label:N", axis=axis, scale=alt.Scale(domain=names, paddingInner=0.3))
+    x = alt.X("rank:Q", title="mean rank", scale=alt.Scale(zero=False, padding=10))
+    base = alt.Chart(inline(rows), height=18 * len(rows))
+    tips = [tooltip("label", "method"), tooltip("rank", "mean rank", ".2f")]
+    marks = base.mark_circle(size=60, color=MAIN, opacity=1).encode(x=x, y=y, tooltip=tips)
+
+    # From the first method on: those within it are not told apart from it.
+    end = values[0] + (ranks.critical_difference or 0.0)
+    bar = inline([{"label": names[0], "rank": values[0], "end": end}])
+    rule = alt.Chart(bar).mark_rule(strokeWidth=3, color=CONTRAST).encode(x=x, x2="end:Q", y=y)
+    return alt.LayerChart(layer=[rule, marks])
+
+
+# The page.
+
+_HOW = """## How it is measured
+
+* A **cell** is a method on a federation in one repetition. It tries up to {trials} combinations
+  of options, each in a run of its own, and takes the one with the highest mean accuracy on
+  validation examples, a fifth of every client's training examples. Only then are its test scores
+  read. Every repetition chooses for itself, on its own division, so no test example is among
+  those that chose. Permuted labels of test examples change no choice, which a test shows.
+* **Accuracy** is the mean over clients of the models that clients end with, on their own test
+  examples, with the standard error over repetitions. The interval is over clients: bootstrap
+  percentiles, averaged over repetitions.
+* **alone**: the best of the simple models of scikit-learn that a client trains on its own
+  examples, chosen by cross-validation on them. **pooled**: the same for all examples in one place,
+  which reality does not allow. **local**: the network of the federation, trained at each client
+  alone.
+* **harmed**: the share of clients whose model is less accurate than that of `local`. **below
+  alone**: than that of `alone`. Both count the smallest difference.
+* **Clients better / unclear / worse than alone**: verdicts of a test at each client, of all
+  repetitions together: a sign-flip test of the predictions of both models for its test examples,
+  corrected by Holm's method for the clients of a repetition. Where the training examples have one
+  class, or are fewer than ten, it is against the most frequent class of the test examples. With few
+  test examples most verdicts are unclear.
+* **Rows it beats / unclear / beaten by**: two rows are told apart if their accuracies differ over
+  clients by Wilcoxon's signed-rank test, corrected by Holm's method for all pairs, in two
+  repetitions or more, in the same direction. With four clients that is never so.
+* **Core seconds**: of the processor, for one run with the chosen options: its share by the clock of
+  what all trials of the cell took. The machine was not idle.
+* **(v)**: the method also personalizes with the validation examples, so its options are chosen by
+  scores that are too high.
+* **Records**: the name of a row leads to its records. Each has its options, scores, verdicts,
+  harmed clients and digests, and the command that repeats it. On the same processor and versions,
+  all of its numbers are the same to the bit, but those of time.
+* **Your own method**: `fedtailor leaderboard add package.module:Class` runs its cells within the
+  same number of trials.
+"""
+
+
+def page_of(
+    records: Mapping[str, Record], picture: str, records_page: str, more: Sequence[str] = ()
+) -> str:
+    """Return the page in Markdown.
+
+    Args:
+        records: from :func:`fedtailor.experiment.leaderboard.read_board`.
+        picture: address of the figure, from the page.
+        records_page: address of the page of :func:`records_page_of`.
+        more: sections that stand before the one on how it is measured.
+    """
+    federations = federations_of(records)
+    parts = ["# Leaderboard", *_what_is_there(records)]
+    if not federations:
+        return "\n\n".join([*parts, *more, _HOW.format(trials=TRIALS)])
+
+    figure = figure_of(records)
+    rows = {federation: standings(records, federation) for federation in federations}
+    parts.append(f"![{figure.title}]({picture})\n\n{figure.caption}")
+    parts.append("## In short")
+    parts.append("\n".join(f"* {_in_short(name, rows[name])}" for name in federations))
+    parts.append(_ranks_in_words(rank_methods(records)))
+    for federation in federations:
+        table = table_of(federation, rows[federation])
+        parts.append(f"## {table.title[0].upper()}{table.title[1:]}")
+        parts.append(_markdown(_with_links(table, federation, rows[federation], records_page)))
+        parts.append(_apart_in_words(rows[federation]))
+
+    parts += more
+    parts.append(_HOW.format(trials=TRIALS).rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
+def _with_links(
+    table: ReportTable, federation: str, rows: Sequence[Standing], records_page: str
+) -> ReportTable:
+    """Return a table in which name and accuracy of every row lead to its records."""
+    linked = []
+    for row, cells in zip(rows, table.rows, strict=True):
+        address = f"{records_page}#{_anchor(_heading(federation, row.name))}"
+        links = [f"[{cell}]({address})" for cell in cells[:2]]
+        linked.append([*links, *cells[2:]])
+
+    return ReportTable(title=table.title, columns=table.columns, rows=linked)
+
+
+def standing_of(records: Mapping[str, Record], method: str) -> list[tuple[str, ReportTable, str]]:
+    """Return where a method stands, by federation: its name, the table, and a sentence."""
+    result = []
+    for federation in federations_of(records):
+        rows = standings(records, federation)
+        methods = [row for row in rows if row.name not in BASELINES]
+        names = [row.name for row in methods]
+        if method in names:
+            place = names.index(method) + 1
+            row = methods[place - 1]
+            sentence = (
+                f"{federation}: place {place} of {len(names)} with "
+                f"{100 * row.accuracy.mean:.1f} %, told apart as better than "
+                f"{len(row.better_than)} rows and as worse than {len(row.worse_than)}."
+            )
+            result.append((federation, table_of(federation, rows), sentence))
+
+    return result
+
+
+def _what_is_there(records: Mapping[str, Record]) -> Iterator[str]:
+    """Yield how many cells there are, how long the others take, and which are missing."""
+    missing = missing_cells(records)
+    in_federation = len(METHODS) * REPETITIONS
+    total = in_federation * len(FEDERATIONS)
+    there = total - sum(sum(methods.values()) for methods in missing.values())
+    yield (
+        f"{len(METHODS)} methods on the same federations, {REPETITIONS} repetitions each, with "
+        f"options that validation examples choose among at most {TRIALS} combinations."
+    )
+
+    known = [record["processor_seconds"] or 0.0 for record in records.values()]
+    hours = missing_hours(records)
+    text = (
+        f"**Of {total} cells, {there} are there**; their trials took {sum(known) / 3600:.1f} hours "
+        "of one core."
+    )
+    if hours:
+        text += f" The missing ones will take about {sum(hours.values()):.0f} hours of one core"
+        unknown = [name for name in FEDERATIONS if name not in hours]
+        text += f", without {', '.join(unknown)}, which nobody has measured." if unknown else "."
+    yield f"{text} `make leaderboard DATA=FOLDER` runs them."
+
+    words = []
+    for federation, methods in missing.items():
+        number = in_federation - sum(methods.values())
+        start = f"* **{federation}**, {number} of {in_federation} cells"
+        if federation in hours:
+            start += f", about {hours[federation]:.1f} hours for the others"
+        words.append(f"{start}. Missing: {_missing_in_words(methods)}.")
+    yield "\n".join(words)
+
+
+def _missing_in_words(methods: Mapping[str, int]) -> str:
+    """Return which methods lack cells, and how many where not all are missing."""
+    if not methods:
+        return "none"
+    if len(methods) == len(METHODS) and set(methods.values()) == {REPETITIONS}:
+        return "all"
+
+    by_number: dict[int, list[str]] = {}
+    for method, number in methods.items():
+        by_number.setdefault(number, []).append(method)
+
+    words = []
+    for number, names in sorted(by_number.items(), reverse=True):
+        some = "" if number == REPETITIONS else f" ({number} of {REPETITIONS} repetitions)"
+        words.append(f"{', '.join(names)}{some}")
+
+    return "; ".join(words)
+
+
+def _in_short(federation: str, rows: Sequence[Standing]) -> str:
+    """Return what a table says, in sentences."""
+    methods = [row for row in rows if row.name not in BASELINES]
+    # Those with fewer repetitions were measured on fewer divisions.
+    most = max(row.repetitions for row in methods)
+    methods = [row for row in methods if row.repetitions == most]
+    first = methods[0]
+    words = [
+        f"**{federation}**: {first.name} has the highest mean, {100 * first.accuracy.mean:.1f} %"
+    ]
+    others = [row.name for row in methods[1:] if row.name in first.unclear]
+    words.append(f"; {len(others)} of the other {len(methods) - 1} cannot be told apart from it.")
+    local = next((row for row in methods if row.name == LOCAL), None)
+    if local is not None:
+        above = [row for row in methods if LOCAL in row.better_than]
+        below = [row for row in methods if LOCAL in row.worse_than]
+        words.append(
+            f" Training alone has {100 * local.accuracy.mean:.1f} %: {len(above)} methods are told "
+            f"apart as better, {len(below)} as worse."
+        )
+
+    alone = next(row for row in rows if row.name == ALONE)
+    words.append(f" The simple models of each client have {100 * alone.accuracy.mean:.1f} %.")
+    if first.verdicts:
+        better, unclear, worse = first.verdicts.values()
+        words.append(
+            f" Compared with them, {first.name} is better for {better} clients of all repetitions, "
+            f"unclear for {unclear}, worse for {worse}."
+        )
+    if first.harmed is not None:
+        words.append(f" {first.name} harms {percent(first.harmed)} of the clients.")
+
+    return "".join(words)
+
+
+def _ranks_in_words(ranks: Ranks) -> str:
+    """Return the ranks in a sentence."""
+    if ranks.critical_difference is None:
+        return (
+            "There are no ranks yet: they need two methods with all repetitions on two federations."
+        )
+
+    first = list(ranks.mean_rank.items())[:_MOST_RANKS]
+    names = ", ".join(f"{name} {rank:.1f}" for name, rank in first)
+    text = (
+        f"**Mean ranks** of {len(ranks.mean_rank)} methods over {', '.join(ranks.federations)}: "
+        f"{names}"
+    )
+    if len(ranks.mean_rank) > _MOST_RANKS:
+        text += ", and so on"
+
+    return (
+        f"{text}. The critical difference is {ranks.critical_difference:.1f} "
+        f"(Nemenyi, 5 %, {len(ranks.federations)} federations): methods nearer than that are not "
+        "told apart."
+    )
+
+
+def _apart_in_words(rows: Sequence[Standing]) -> str:
+    """Return which rows cannot be told apart from the first."""
+    first = rows[0]
+    if not first.unclear:
+        return f"{first.name} is told apart from all others."
+
+    return f"Not told apart from {first.name}: {', '.join(first.unclear)}."
+
+
+# The records.
+
+
+def records_page_of(records: Mapping[str, Record]) -> str:
+    """Return the page of all records: options, scores, harmed clients, and how to repeat them.
+
+    Every row of a table on the page of the leaderboard has a heading here.
+    """
+    parts = [
+        "# Records of the leaderboard",
+        "Each command runs one cell again, with the options to choose from, and writes its record "
+        f"into `{_AGAIN}`. On the same processor and versions, all of its numbers are the same to "
+        "the bit, but those of time. The data are in the folder of `FEDTAILOR_DATA`, or that of "
+        "`--data-dir`.",
+    ]
+    for federation in federations_of(records):
+        there = [one for one in records.values() if one["federation"] == federation]
+        of_local = {one["repetition"]: one for one in there if one["method"] == LOCAL}
+        parts.append(f"## {federation}")
+        for name in sorted({one["method"] for one in there}):
+            rows = [one for one in there if one["method"] == name]
+            rows.sort(key=lambda record: record["repetition"])
+            parts.append(f"### {_heading(federation, name)}")
+            parts += [_record_in_words(row, of_local.get(row["repetition"])) for row in rows]
+
+        for name in BASELINES:
+            parts.append(f"### {_heading(federation, name)}")
+            parts.append(_baseline_in_words(name, there))
+
+    return "\n\n".join(parts) + "\n"
+
+
+def _heading(federation: str, row: str) -> str:
+    return f"{federation} {row}"
+
+
+def _anchor(heading: str) -> str:
+    """Return the address of a heading on its page, as GitHub and MyST make it.
+
+    >>> _anchor("skew-0.1 fedavg_ft"), _anchor("digits my.methods:Mine")
+    ('skew-01-fedavg_ft', 'digits-mymethodsmine')
+    """
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _record_in_words(record: Record, local: Record | None) -> str:
+    """Return a record as a list of facts and the command that repeats it."""
+    facts = [
+        f"accuracy {_mean_percent(record['accuracies'])} % (validation "
+        f"{100 * record['validation']:.2f} %)",
+        f"chosen {_options(record['chosen'])} among {len(record['trials'])}",
+        _verdicts_in_words(record),
+    ]
+    if local is not None and local is not record:
+        below = clients_below(record, local["accuracies"])
+        facts.append(f"less accurate than local at {_clients(below)}")
+
+    below = clients_below(record, record["baselines"][ALONE])
+    facts.append(f"less accurate than alone at {_clients(below)}")
+    seconds = run_seconds(record)
+    facts.append(
+        f"{record['engine']}, {NOTHING if seconds is None else round(seconds, 1)} core seconds of "
+        f"{record['processor_seconds'] or NOTHING} for all trials, commit "
+        f"{record['commit'][:8] or NOTHING}, protocol {record['protocol']}, split "
+        f"{record['split_sha256'][:12]}"
+    )
+    facts = [f"* {fact}" for fact in facts]
+    title = f"**Repetition {record['repetition']}**"
+    return "\n".join([title, "", *facts, "", "```sh", command_of(record), "```"])
+
+
+def _verdicts_in_words(record: Record) -> str:
+    counts = count_clients([record])
+    if not counts:
+        return "no verdicts"
+
+    worse = []
+    for client, verdict in enumerate(record["verdicts"]):
+        if verdict == "worse":
+            worse.append(client_name(record, client))
+
+    text = ", ".join(f"{verdict} at {number}" for verdict, number in counts.items())
+    return f"than alone: {text}" + (f" (worse: {_clients(worse)})" if worse else "")
+
+
+def _clients(names: Sequence[str]) -> str:
+    return "no client" if not names else f"{len(names)}: {', '.join(names)}"
+
+
+def _options(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={value}`" for key, value in values.items())
+
+
+def _mean_percent(accuracies: Accuracies) -> str:
+    known = [accuracy for accuracy in accuracies if accuracy is not None]
+    return f"{100 * mean(known):.2f}"
+
+
+def _baseline_in_words(name: str, there: Sequence[Record]) -> str:
+    """Return the accuracies of a baseline by repetition, and the command that trains it again."""
+    by_repetition = {record["repetition"]: record for record in there}
+    parts = []
+    for repetition, record in sorted(by_repetition.items()):
+        own = record["baselines"]
+        models = own["pooled_model"] if name != ALONE else _counted(own["alone_models"])
+        accuracies = f"accuracy {_mean_percent(own[name])} % ({models})"
+        parts.append(f"* **Repetition {repetition}**: {accuracies}; trained for every method")
+
+    first = by_repetition[min(by_repetition)]
+    return "\n".join([*parts, "", "```sh", command_of(first), "```"])
+
+
+def _counted(names: Sequence[str | None]) -> str:
+    known = [name for name in names if name is not None]
+    return ", ".join(f"{name} at {known.count(name)}" for name in sorted(set(known)))
+
+
+def command_of(record: Record) -> str:
+    """Return the command that makes a record again, in a file that does not have it yet."""
+    where = f"--only {record['name']} --engine {record['engine']} --records {_AGAIN}"
+    if ":" not in record["method"]:
+        return f"fedtailor leaderboard run {record['method']} {where}"
+
+    tried = {key: list(values) for key, values in record["tried"].items()}
+    values = ""
+    if tried != Cell(record["federation"], record["method"], record["repetition"]).tried:
+        values = "".join(f' --values "{key}={list(tried[key])}"' for key in tried)
+    return f"fedtailor leaderboard add {record['method']}{values} {where}"
+
+
+def _markdown(table: ReportTable) -> str:
+    lines = [_markdown_row(table.columns)]
+    lines.append(f"|---|{'---:|' * (len(table.columns) - 2)}---|")
+    lines += map(_markdown_row, table.rows)
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Sequence[Any]) -> str:
+    texts = [str(cell).replace("|", "/").replace("\n", " ") for cell in cells]
+    return f"| {' | '.join(texts)} |"
+
+
+def write_page(records: Mapping[str, Record], path: Path) -> Path:
+    """Write the page in Markdown, its figure and its records beside it, and return its path.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    image = path.with_suffix(".png")
+    records_page = path.with_name(f"{path.stem}-records.md")
+    write_whole(image, picture(figure_of(records), "png"))
+    write_whole(records_page, records_page_of(records))
+    write_whole(path, page_of(records, image.name, records_page.name))
+    return path
