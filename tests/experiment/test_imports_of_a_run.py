@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-MOST_MODULES = 92
+MOST_MODULES = 93
 """Of the package, for a run of the simplest method; seven of them are packages without code."""
 
 MOST_TEXT = 64_000
