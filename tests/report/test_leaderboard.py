@@ -204,6 +204,8 @@ def test_cells_of_another_protocol_are_missing(two_federations):
 
     two_federations["digits/ditto/0"]["protocol"] = "another"
     assert missing_cells(two_federations)["digits"]["ditto"] == 1
+    page = page_of(two_federations, "a.png", "records.md")
+    assert "1 of the missing cells have a record of an earlier protocol" in page
 
 
 def test_missing_hours_follow_from_the_same_method_elsewhere(two_federations):

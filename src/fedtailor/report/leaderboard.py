@@ -418,6 +418,12 @@ def missing_cells(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
     return missing
 
 
+def count_older(records: Mapping[str, Record]) -> int:
+    """Return how many missing cells of the package's methods have a record of another protocol."""
+    missing = [cell for cell in make_cells() if not is_done(cell, records)]
+    return sum(cell.name in records for cell in missing)
+
+
 def missing_hours(records: Mapping[str, Record]) -> dict[str, float]:
     """Estimate the processor hours of the missing cells, by federation.
 
@@ -449,11 +455,11 @@ def missing_hours(records: Mapping[str, Record]) -> dict[str, float]:
 
 
 def _median_seconds(records: Mapping[str, Record]) -> dict[tuple[str, str], float]:
-    """Return the processor seconds of a cell by federation and method."""
+    """Return the processor seconds of a cell by federation and method; else those by the clock."""
     measured: dict[tuple[str, str], list[float]] = {}
     for record in records.values():
-        if record["processor_seconds"] is not None:
-            key = (record["federation"], record["method"])
-            measured.setdefault(key, []).append(record["processor_seconds"])
+        key = (record["federation"], record["method"])
+        seconds = record["processor_seconds"] or record["trial_seconds"]
+        measured.setdefault(key, []).append(seconds)
 
     return {key: statistics.median(values) for key, values in measured.items()}

@@ -41,6 +41,7 @@ from fedtailor.report.leaderboard import (
     client_name,
     clients_below,
     count_clients,
+    count_older,
     federations_of,
     missing_cells,
     missing_hours,
@@ -54,6 +55,8 @@ from fedtailor.report.parts import NOTHING, Figure, Panel, ReportTable
 from fedtailor.report.statistics import mean
 
 _SHAPES = ("circle", "square", "diamond", "triangle")
+_FEWEST_MARKS = 3
+"""Of a panel of the figure."""
 _MOST_RANKS = 8
 """In a sentence."""
 _AGAIN = "again.jsonl"
@@ -68,9 +71,10 @@ def figure_of(records: Mapping[str, Record]) -> Figure:
     for federation in federations_of(records):
         rows = standings(records, federation)
         for field, title in (("megabytes", "MB a client"), ("seconds", "core seconds of a run")):
-            panels.append(
-                Panel(chart=_scatter(rows, field, title), title=federation, subtitle=title)
-            )
+            drawn = _with_cost(rows, field)
+            if len(drawn) >= _FEWEST_MARKS:
+                chart = _scatter(rows, drawn, field, title)
+                panels.append(Panel(chart=chart, title=federation, subtitle=title))
 
     ranks = rank_methods(records)
     if ranks.critical_difference is not None:
@@ -89,9 +93,13 @@ def figure_of(records: Mapping[str, Record]) -> Figure:
     )
 
 
-def _scatter(rows: Sequence[Standing], field: str, title: str) -> Chart:
+def _with_cost(rows: Sequence[Standing], field: str) -> list[Standing]:
+    """Return the methods of which a cost is known that is not 0, without training alone."""
+    return [row for row in rows if (getattr(row, field) or 0) > 0 and row.name != LOCAL]
+
+
+def _scatter(rows: Sequence[Standing], drawn: Sequence[Standing], field: str, title: str) -> Chart:
     """Draw accuracy against a cost, with the names of the methods that none beats at less cost."""
-    drawn = [row for row in rows if (getattr(row, field) or 0) > 0 and row.name != LOCAL]
     best = set(_front(drawn, field))
     points = []
     for label, row in zip(labels(row.name for row in drawn), drawn, strict=True):
@@ -293,10 +301,17 @@ def _what_is_there(records: Mapping[str, Record]) -> Iterator[str]:
         "of one core."
     )
     if hours:
-        text += f" The missing ones will take about {sum(hours.values()):.0f} hours of one core"
+        text += f" The missing ones will take about {sum(hours.values()):.1f} hours of one core"
         unknown = [name for name in FEDERATIONS if name not in hours]
-        text += f", without {', '.join(unknown)}, which nobody has measured." if unknown else "."
+        text += f", without those of {', '.join(unknown)}: not measured." if unknown else "."
     yield f"{text} `make leaderboard DATA=FOLDER` runs them."
+
+    older = count_older(records)
+    if older:
+        yield (
+            f"{older} of the missing cells have a record of an earlier protocol, without verdicts "
+            "and core seconds. The tables show it until the cell is run again."
+        )
 
     words = []
     for federation, methods in missing.items():
