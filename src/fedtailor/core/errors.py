@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedtailor.core.help_pages import help_page
-
 
 class FedtailorError(Exception):
     """Base of all errors that are meant for the user."""
@@ -45,6 +43,8 @@ class FedtailorError(Exception):
     @property
     def page(self) -> str | None:
         """The page of the documentation that helps, such as ``howto/own-data``."""
+        from fedtailor.core.help_pages import help_page
+
         return help_page(self.key)
 
     def as_record(self) -> dict[str, object]:
