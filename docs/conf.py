@@ -52,6 +52,7 @@ html_title = "fedtailor"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_search_scorer = str(ROOT / "docs" / "_static" / "search.js")
 html_favicon = "_static/icon.svg"
 html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
