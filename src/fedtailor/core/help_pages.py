@@ -21,6 +21,7 @@ PAGES = {
     "federation.history": "howto/changing-clients",
     "federation.robust": "howto/wrong-numbers",
     "federation.server_optimizer": "howto/server-optimizers",
+    "flower": "howto/prepare-sites",
     "model": "howto/own-network",
     "privacy": "reference/privacy",
     "privacy.roster": "howto/site-trust",

@@ -226,7 +226,7 @@ def write_private(path: Path, content: bytes) -> None:
 def _require_cryptography() -> None:
     if not _IS_INSTALLED:
         hint = f"which comes with Flower: {install_command('flower')}"
-        raise RunError(f"keys need the package cryptography, {hint}.")
+        raise RunError(f"keys need the package cryptography, {hint}.", key="flower")
 
 
 def _sign_server(

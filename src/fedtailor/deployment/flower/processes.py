@@ -421,7 +421,7 @@ def _program(name: str) -> str:
     if not path.exists():
         remedy = install_command("flower")
         message = f"Flower is not installed here ('{path}' is missing): {remedy}."
-        raise RunError(message, path=path)
+        raise RunError(message, key="flower", path=path)
     return str(path)
 
 
