@@ -10,7 +10,8 @@
 
 Classes are divided by Dirichlet(0.5); three seeds with divisions of their own. Held-out examples
 of a site are its validation and test examples. Changed inputs come from the held-out examples of
-the other sites: classes look alike at all. Every run adds a line to ``results/watch.jsonl``:
+the other sites: classes look alike at all. No input comes twice. Every run adds a line to
+``results/watch.jsonl``:
 
 * how often each alarm rings on ordinary inputs: random parts of a client's held-out examples;
 * after how many inputs an alarm rings (of 20, 40, 80), as the change or a share of two classes
@@ -22,6 +23,7 @@ the other sites: classes look alike at all. Every run adds a line to ``results/w
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import tempfile
@@ -36,7 +38,7 @@ from benchmarks.records import RESULTS, describe_machine, save_record
 
 SEEDS = range(3)
 METHODS = ("pfedfda", "fedavg_ft")
-ALARMS = ("unusual", "surprise", "class_mix")
+ALARMS = ("unusual", "surprise", "doubt", "class_mix")
 SIZES = (20, 40, 80)
 LEVELS = {"digits": (30.0, 60.0, 90.0), "cifar10_s": (1.0, 3.0, 5.0)}
 """By data: standard deviation of noise on pixels, of which white is 255; severity."""
@@ -47,8 +49,12 @@ DIVISIONS = 20
 """Random divisions of the held-out examples of every site."""
 _SITES = {"digits": 5, "cifar10_s": 10}
 _PICTURES = 4_000
-_CHANGED = 200
-"""Pictures of other sites that a site gets corrupted."""
+_CHANGED = 400
+"""Inputs of other sites that a site gets changed, at most."""
+_RECENT = 100
+"""Inputs, at most, that a model is adapted to."""
+_JUDGE = 300
+"""Draws of other inputs that judge it."""
 _ENCODER = "benchmarks.efficientnet:lite0"
 
 
@@ -79,11 +85,12 @@ def write_sites(folder: Path, x: np.ndarray, y: np.ndarray, sites: int, seed: in
 
 
 def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
-    """Return the digits of scikit-learn, (n, 8, 8) from 0 to 240, and their labels."""
+    """Return the digits of scikit-learn, (n, 8, 8, 1) from 0 to 240, and their labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    return (15 * digits.images).astype(np.uint8), digits.target
+    images = (15 * digits.images).astype(np.uint8)
+    return images[..., None], digits.target
 
 
 def load_pictures(data_dir: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,14 +113,21 @@ def load_lite0() -> Any:
     return load_encoder(_ENCODER)
 
 
+_features: dict[str, np.ndarray] = {}
+"""By the digest of the pictures: the methods of a seed have the same ones."""
+
+
 def features_of(pictures: np.ndarray) -> np.ndarray:
     """Return the features (n, 1280) of pictures."""
     import torch
 
     from fedtailor.encoders.encoder import encode
 
-    stored = torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)))
-    return encode(load_lite0(), stored, white=255.0).numpy()
+    key = hashlib.sha256(pictures.tobytes()).hexdigest()
+    if key not in _features:
+        stored = torch.from_numpy(np.ascontiguousarray(pictures.transpose(0, 3, 1, 2)))
+        _features[key] = encode(load_lite0(), stored, white=255.0).numpy()
+    return _features[key]
 
 
 def configuration(data: str, method: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -136,30 +150,47 @@ def configuration(data: str, method: str, seed: int, folder: Path) -> dict[str, 
 
 
 class Pool(NamedTuple):
-    """Inputs and labels of held-out examples."""
+    """Inputs and labels of examples."""
 
     x: np.ndarray
     y: np.ndarray
-    corrupted: Mapping[float, np.ndarray] = {}
-    """The inputs by severity; empty: noise is added to them."""
 
     def rows(self, rows: np.ndarray) -> Pool:
         """Return some of the examples."""
-        corrupted = {severity: x[rows] for severity, x in self.corrupted.items()}
-        return Pool(self.x[rows], self.y[rows], corrupted)
+        return Pool(self.x[rows], self.y[rows])
 
-    def draw(self, random: np.random.Generator, mix: np.ndarray, count: int) -> Pool:
-        """Draw examples whose classes come in a mix."""
-        weights = mix[self.y] / np.maximum(np.bincount(self.y, minlength=len(mix)), 1)[self.y]
-        return self.rows(random.choice(len(self.y), size=count, p=weights / weights.sum()))
+    def chances(self, mix: np.ndarray) -> np.ndarray:
+        """Return the chances of the examples that make their classes come in a mix."""
+        counts = np.bincount(self.y, minlength=len(mix))
+        weights = mix[self.y] / counts[self.y]
+        return weights / weights.sum()
 
-    def noisy(self, random: np.random.Generator, noise: float) -> Pool:
-        """Change the inputs."""
-        if self.corrupted:
-            return self._replace(x=self.corrupted[noise]) if noise else self
+    def choose(self, random: np.random.Generator, mix: np.ndarray, count: int) -> np.ndarray:
+        """Choose different rows whose classes come in a mix, as far as there are enough of each."""
+        chances = self.chances(mix)
+        size = min(count, np.count_nonzero(chances))
+        return random.choice(len(self.y), size=size, replace=False, p=chances)
 
-        pixels = self.x + noise * random.standard_normal(self.x.shape)
-        return self._replace(x=np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
+
+class Site(NamedTuple):
+    """What a client has, and what may come to it."""
+
+    held_out: Pool
+    others: Pool
+    """The held-out examples of the other clients."""
+    changed: Mapping[float, Pool]
+    """Some of these, in the class mix of the client and changed, by level."""
+
+    def source(self, change: Change) -> tuple[Pool, np.ndarray]:
+        """Return where inputs come from after a change, and their class mix."""
+        mix = np.bincount(self.held_out.y, minlength=10) / len(self.held_out.y)
+        if change.noise:
+            return self.changed[change.noise], mix
+        if change.share:
+            rare = mix.argsort()[:2]
+            mix = (1 - change.share) * mix
+            mix[rare] += change.share / 2
+        return self.others, mix
 
 
 def run_one(name: str, data_dir: str) -> dict[str, Any]:
@@ -181,22 +212,13 @@ def run_one(name: str, data_dir: str) -> dict[str, Any]:
         write_sites(folder / "sites", x, labels, _SITES[data], seed)
         config = fedtailor.make_config(configuration(data, method, seed, folder / "sites"))
         divided = build(config.data, run_seed=seed)
-        pools = []
-        for positions in divided.positions:
-            rows = np.concatenate([positions.val, positions.test])
-            pools.append(Pool(divided.dataset.x[rows], divided.dataset.y[rows]))
-
-        rests = [others(pools, client) for client in range(len(pools))]
-        if data == "cifar10_s":
-            rests = [
-                with_corruptions(rest, client, x, pictures) for client, rest in enumerate(rests)
-            ]
+        sites = sites_of(divided, LEVELS[data], pictures, x)
         result = fedtailor.run(config, out=folder / "run")
         run = fedtailor.load(folder / "run")
-        watched = watch_all(run, pools, rests, LEVELS[data])
+        watched = watch_all(run, sites, LEVELS[data])
         adapted: dict[str, Any] = {}
         if method == "pfedfda":
-            adapted = adapt_all(run, pools, rests, LEVELS[data][1], folder)
+            adapted = adapt_all(run, sites, LEVELS[data][1], folder)
 
     return record | {
         "data": data,
@@ -216,90 +238,97 @@ def parts_of(name: str) -> tuple[str, str, int]:
     return data or "digits", method, int(seed)
 
 
-def others(pools: list[Pool], client: int) -> Pool:
-    """Return the examples of all clients but one."""
-    rest = [pool for number, pool in enumerate(pools) if number != client]
-    return Pool(
-        np.concatenate([pool.x for pool in rest]), np.concatenate([pool.y for pool in rest])
-    )
-
-
-def with_corruptions(rest: Pool, client: int, x: np.ndarray, pictures: np.ndarray) -> Pool:
-    """Return some examples, also as they are with the corruption of a client.
+def sites_of(
+    divided: Any, levels: tuple[float, ...], pictures: np.ndarray, x: np.ndarray
+) -> list[Site]:
+    """Return what every client has, and what may come to it.
 
     Args:
-        rest: examples of the other clients.
-        client: its number, which is that of its corruption.
-        x: the features of all pictures.
-        pictures: all of them.
+        divided: the data of a run.
+        levels: of the change.
+        pictures: of all examples.
+        x: inputs that were made of them.
     """
+    pools = []
+    for positions in divided.positions:
+        rows = np.concatenate([positions.val, positions.test])
+        pools.append(Pool(divided.dataset.x[rows], divided.dataset.y[rows]))
+
+    row_of = {one.tobytes(): row for row, one in enumerate(x)}
+    sites = []
+    for client, pool in enumerate(pools):
+        rest = [other for number, other in enumerate(pools) if number != client]
+        others = Pool(np.concatenate([p.x for p in rest]), np.concatenate([p.y for p in rest]))
+        site = Site(pool, others, {})
+
+        source, mix = site.source(Change())
+        some = source.rows(source.choose(np.random.default_rng([client, 2]), mix, _CHANGED))
+        rows = np.array([row_of[one.tobytes()] for one in some.x])
+        for level in levels:
+            site.changed[level] = some._replace(x=change_pictures(pictures, rows, level, client))
+        sites.append(site)
+
+    return sites
+
+
+def change_pictures(
+    pictures: np.ndarray, rows: np.ndarray, level: float, client: int
+) -> np.ndarray:
+    """Return the inputs that a client gets of some pictures, after a change.
+
+    Digits are noisy. Pictures have the corruption with the number of the client, and become
+    features.
+    """
+    if pictures.shape[-1] == 1:
+        noise = level * np.random.default_rng([client, 3]).standard_normal(pictures[rows].shape)
+        return np.clip(np.rint(pictures[rows] + noise), 0, 255).astype(np.uint8)
+
     from fedtailor.data.corruptions import CORRUPTIONS, corrupt
 
     kind = list(CORRUPTIONS)[client]
-    some = rest.rows(np.random.default_rng([client, 2]).permutation(len(rest.y))[:_CHANGED])
-    row_of = {one.tobytes(): row for row, one in enumerate(x)}
-    rows = np.array([row_of[one.tobytes()] for one in some.x])
-    corrupted = {}
-    for severity in LEVELS["cifar10_s"]:
-        changed = corrupt(pictures[rows], kind, int(severity), positions=rows, seed=client)
-        corrupted[severity] = features_of(changed)
-    return some._replace(corrupted=corrupted)
+    changed = corrupt(pictures[rows], kind, int(level), positions=rows, seed=client)
+    return features_of(changed)
 
 
-def mix_of(pool: Pool, change: Change) -> np.ndarray:
-    """Return the class mix of a client, or that of a change."""
-    mix = np.bincount(pool.y, minlength=10) / len(pool.y)
-    if not change.share:
-        return mix
-
-    rare = mix.argsort()[:2]
-    mix = (1 - change.share) * mix
-    mix[rare] += change.share / 2
-    return mix / mix.sum()
-
-
-def watch_all(
-    run: Any, pools: list[Pool], rests: list[Pool], levels: tuple[float, ...]
-) -> dict[str, Any]:
+def watch_all(run: Any, sites: list[Site], levels: tuple[float, ...]) -> dict[str, Any]:
     """Return false alarms, and after how many inputs alarms ring, summed over clients.
 
     Args:
         run: with a model for every client.
-        pools: the held-out examples of every client.
-        rests: those of the others, by client.
+        sites: the inputs of every client.
         levels: of the change.
     """
+    import torch
+
     from fedtailor.serving.alarms import check_inputs
-    from fedtailor.serving.signals import Signals, signals
+    from fedtailor.serving.signals import signals
 
     false = dict.fromkeys(ALARMS, 0)
     trials = 0
     delays: dict[str, dict[str, list[int]]] = {}
-    for client, pool in enumerate(pools):
+    for client, site in enumerate(sites):
         random = np.random.default_rng([client, 0])
         model = run.model(client)
-        whole = signals(model, [pool.x])
-        for _ in range(DIVISIONS if len(pool.y) >= HELD_OUT + 10 else 0):
-            order = random.permutation(len(pool.y))
-            ordinary = order[HELD_OUT : HELD_OUT + NUM_ORDINARY]
-            held_out = Signals(*(value[order[:HELD_OUT]] for value in whole))
-            alarms = check_inputs(held_out, Signals(*(value[ordinary] for value in whole)))
+        whole = signals(model, [site.held_out.x])
+        count = len(site.held_out.y)
+        for _ in range(DIVISIONS if count >= HELD_OUT + 10 else 0):
+            order = torch.from_numpy(random.permutation(count))
+            ordinary = whole.rows(order[HELD_OUT : HELD_OUT + NUM_ORDINARY])
+            alarms = check_inputs(whole.rows(order[:HELD_OUT]), ordinary)
             trials += 1
-            for name in ALARMS:
-                false[name] += getattr(alarms, name).rings
+            for name, rings in ringing(alarms).items():
+                false[name] += rings
 
-        rest = rests[client]
-        held_out = Signals(*(value[:HELD_OUT] for value in whole))
-        features = model.features(pool.x[:HELD_OUT])
+        held_out = whole.rows(slice(HELD_OUT))
+        features = model.features(site.held_out.x[:HELD_OUT])
         for change in (*(Change(noise=level) for level in levels), *map(_share, SHARES)):
-            stream = rest.draw(random, mix_of(pool, change), max(SIZES)).noisy(random, change.noise)
+            source, mix = site.source(change)
+            stream = source.rows(source.choose(random, mix, max(SIZES)))
             said = signals(model, [stream.x])
             their_features = model.features(stream.x)
             first = dict.fromkeys((*ALARMS, "ks"), 0)
             for size in SIZES:
-                recent = Signals(*(value[:size] for value in said))
-                alarms = check_inputs(held_out, recent)
-                rings = {name: getattr(alarms, name).rings for name in ALARMS}
+                rings = ringing(check_inputs(held_out, said.rows(slice(size))))
                 rings["ks"] = ks_rings(features, their_features[:size])
                 for name, is_ringing in rings.items():
                     first[name] = first[name] or (size if is_ringing else 0)
@@ -309,6 +338,12 @@ def watch_all(
                 of_change.setdefault(name, []).append(size)
 
     return {"trials": trials, "false_alarms": false, "delays": delays}
+
+
+def ringing(alarms: Any) -> dict[str, bool]:
+    """Return which alarms ring; one that the method does not have never does."""
+    found = {name: getattr(alarms, name) for name in ALARMS}
+    return {name: alarm is not None and alarm.rings for name, alarm in found.items()}
 
 
 def _share(share: float) -> Change:
@@ -323,15 +358,12 @@ def ks_rings(held_out: np.ndarray, recent: np.ndarray) -> bool:
     return bool(np.nanmin(p_values) <= 0.01 / held_out.shape[1])
 
 
-def adapt_all(
-    run: Any, pools: list[Pool], rests: list[Pool], level: float, folder: Path
-) -> dict[str, Any]:
+def adapt_all(run: Any, sites: list[Site], level: float, folder: Path) -> dict[str, Any]:
     """Return accuracies on changed inputs, before and after an adaptation, client by client.
 
     Args:
         run: with a model for every client.
-        pools: the held-out examples of every client.
-        rests: those of the others, by client.
+        sites: the inputs of every client.
         level: of the change.
         folder: for files.
     """
@@ -339,21 +371,20 @@ def adapt_all(
     from fedtailor.core.errors import DataError
 
     rows: dict[str, list[dict[str, Any]]] = {}
-    for client, pool in enumerate(pools):
+    for client, site in enumerate(sites):
         random = np.random.default_rng([client, 1])
-        rest = rests[client]
-        order = random.permutation(len(rest.y))
-        half = len(order) // 2
-        seen = rest.rows(order[:half])
-        unseen = rest.rows(order[half:])
         for change in (Change(), Change(share=0.7), Change(share=0.9), Change(noise=level)):
-            mix = mix_of(pool, change)
-            recent = seen.draw(random, mix, 100).noisy(random, change.noise)
-            judge = unseen.draw(random, mix, 300).noisy(random, change.noise)
+            source, mix = site.source(change)
+            chosen = source.choose(random, mix, _RECENT)
+            recent = source.rows(chosen)
+
+            # The others judge; here, a rare one may come again.
+            rest = source.rows(np.delete(np.arange(len(source.y)), chosen))
+            judge = rest.rows(random.choice(len(rest.y), _JUDGE, p=rest.chances(mix)))
             row: dict[str, Any] = {"stale": accuracy(run.model(client), judge)}
             for labels in (0, 10, 50):
                 where = Path(tempfile.mkdtemp(dir=folder))
-                count = labels or 100
+                count = labels or _RECENT
                 given = Pool(recent.x[:count], recent.y[:count])
                 paths = write_arrays(where, given, run.model(client).classes_ if labels else None)
                 try:

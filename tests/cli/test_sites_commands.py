@@ -72,7 +72,8 @@ def failed(command, code, capsys):
 
     assert main([*words, "--json"]) == code
     message = json.loads(capsys.readouterr().out)["error"]["message"]
-    assert message == output.err.removeprefix("error: ").strip()
+    shown, _, _ = output.err.removeprefix("error: ").strip().partition(" Help: ")
+    assert message == shown
     return message
 
 

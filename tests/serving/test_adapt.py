@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.build import build
+from fedtailor.serving import adapt
 from fedtailor.serving.adapt import Blend, blended
 from serving.small_runs import make_run, settings
 from sites import write_arrays
@@ -115,6 +116,21 @@ def test_without_a_reason_the_class_prior_stays(trained, tmp_path):
         with pytest.raises(DataError, match=what):
             run.adapt("0", paths, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_more_doubt_than_another_class_mix_explains_is_refused(trained, tmp_path, monkeypatch):
+    """Inputs that are as strange as before, while the model is hardly sure of any."""
+    observe = adapt.observe
+
+    def observe_vaguely(*arguments):
+        watched = observe(*arguments)
+        vague = 0.5 * watched.recent.probabilities + 0.05
+        return watched._replace(recent=watched.recent._replace(probabilities=vague))
+
+    run, x, _ = trained
+    monkeypatch.setattr(adapt, "observe", observe_vaguely)
+    with pytest.raises(DataError, match="in more doubt than another class mix explains"):
+        run.adapt("0", arrays(tmp_path, x[::2]), tmp_path / "new")
 
 
 def test_labels_move_the_class_means(trained, tmp_path):

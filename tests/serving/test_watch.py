@@ -10,7 +10,7 @@ from scipy.stats import binom
 import fedtailor
 from fedtailor.core.errors import DataError
 from fedtailor.data.build import build
-from fedtailor.serving.alarms import RATE, check_inputs, unusual_share
+from fedtailor.serving.alarms import RATE, check_inputs, rank_shift, unusual_share
 from fedtailor.serving.signals import (
     HELD_OUT_FILE,
     Signals,
@@ -21,7 +21,7 @@ from fedtailor.serving.signals import (
 from fedtailor.simulation.calibration import threshold_rank
 from serving.small_runs import make_run, write_hospital_tables
 
-ALARMS = ("unusual", "surprise", "class_mix")
+ALARMS = ("unusual", "surprise", "doubt", "class_mix")
 CENTERS = np.array([[0.0, 0.0], [2.5, 0.0], [0.0, 2.5]])
 EQUAL = np.full(3, 1 / 3)
 
@@ -44,7 +44,7 @@ def test_false_alarms_come_at_the_stated_rate():
         alarms = check_inputs(draw(generator, 30), draw(generator, 20))
         for name in ALARMS:
             alarm = getattr(alarms, name)
-            assert alarm.rings == (alarm.value > alarm.threshold)
+            assert alarm.rings == (abs(alarm.value) > alarm.threshold)
             p_values[name].append(alarm.p_value)
 
     for name, values in p_values.items():
@@ -78,7 +78,7 @@ def test_the_share_of_unusual_inputs_rings_at_most_at_the_stated_rate(num_held_o
     ("change", "ringing"),
     [
         ({"mix": [0.9, 0.05, 0.05]}, {"class_mix"}),
-        ({"shift": 3.0}, {"unusual", "surprise", "class_mix"}),
+        ({"shift": 3.0}, {"unusual", "surprise", "doubt", "class_mix"}),
     ],
 )
 def test_clear_changes_ring_the_alarms_that_they_should(change, ringing):
@@ -105,6 +105,26 @@ def test_equal_scores_ring_no_alarm():
     same = Signals(ones[:, None].expand(-1, 3) / 3, ones, ones)
     alarms = check_inputs(same, same)
     assert not any(getattr(alarms, name).rings for name in ALARMS)
+
+
+def test_ranks_shift_to_either_side():
+    generator = np.random.default_rng(3)
+    held_out = torch.from_numpy(generator.normal(size=60))
+    recent = torch.from_numpy(generator.normal(size=40))
+    above = rank_shift(held_out, recent + 10)
+    below = rank_shift(held_out, recent - 10)
+    assert above.value == 1 and below.value == -1
+    assert above.rings and below.rings
+    assert not rank_shift(held_out, recent).rings
+
+
+def test_a_method_without_densities_has_no_alarm_on_surprise():
+    generator = np.random.default_rng(0)
+    nothing = torch.zeros(0, dtype=torch.float64)
+    held_out = draw(generator, 60)._replace(surprise=nothing)
+    recent = draw(generator, 60, shift=3.0)._replace(surprise=nothing)
+    alarms = check_inputs(held_out, recent)
+    assert alarms.surprise is None and alarms.doubt.rings
 
 
 def test_too_few_inputs_are_refused():
@@ -134,7 +154,9 @@ def test_a_client_of_a_run_is_watched(algorithm, shelf, tmp_path):
     assert record["held_out"] == len(positions.val) + len(positions.test)
     assert record["inputs"] == len(x) and record["rate"] == 0.01
     assert record["scores"] == ("method" if algorithm == "pfedfda" else "softmax")
-    assert list(record["alarms"]) == list(ALARMS)
+    has_density = algorithm == "pfedfda"
+    expected = [name for name in ALARMS if has_density or name != "surprise"]
+    assert list(record["alarms"]) == expected
     assert sum(shares["recent"] for shares in record["class_mix"].values()) == pytest.approx(1)
 
     np.savez(tmp_path / "upside_down.npz", x=255 - x)

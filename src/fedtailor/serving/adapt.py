@@ -27,7 +27,7 @@ from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.reader import RunRecords
-from fedtailor.serving.alarms import check_inputs, overlap
+from fedtailor.serving.alarms import MOST_COMPARED, Alarms, check_inputs
 from fedtailor.serving.encoded import with_encoder
 from fedtailor.serving.load import load_method, load_personal, make_model
 from fedtailor.serving.model import PersonalModel
@@ -35,15 +35,15 @@ from fedtailor.serving.own_model import own_model
 from fedtailor.serving.signals import Signals, signals, write_held_out
 from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
 from fedtailor.serving.sources import Sources
-from fedtailor.serving.watch import observe
+from fedtailor.serving.watch import Watched, observe
 from fedtailor.statistics import gaussian
 
 FEWEST_LABELS = 10
 _FOLDS = 5
 _ENOUGH = 1.645
 """Standard errors that labels must gain: 5 % of changes that gain nothing do."""
-_STRANGER = 0.05
-"""Inputs that are as strange as these at most this often are refused without labels."""
+_UNEXPLAINED = 0.1
+"""Shift of ranks that a class mix may leave unexplained, without labels."""
 _EXAMPLES_OF_MEAN = 2.0
 """Examples that an old class mean counts as, beside those with labels."""
 
@@ -127,13 +127,7 @@ def _adapt_to_class_mix(
     watched = observe(records, model.client, paths)
     alarms = check_inputs(watched.held_out, watched.recent)
 
-    # Another class mix alone leaves the distances from the nearest class as they are.
-    stranger = overlap(watched.held_out.strangeness, watched.recent.strangeness)
-    if alarms.unusual.rings or stranger.p_value <= _STRANGER:
-        share = f"{100 * stranger.value:.0f} % of pairs, not in half of them"
-        message = f"recent inputs are stranger than held-out examples in {share}: their classes "
-        message += "cannot be counted without labels. Label some, and give these with --labels."
-        raise DataError(message, key="inputs", allowed="usual inputs", got=stranger.value)
+    _refuse_other_inputs(watched, alarms)
     if not alarms.class_mix.rings:
         message = "nothing says that the classes come in other shares than before (p = "
         message += f"{alarms.class_mix.p_value:.2f}), so the model stays as it is."
@@ -157,6 +151,45 @@ def _adapt_to_class_mix(
     new = make_model(load_method(records), int(model.card["number"]), personal, model.card)
     usual = signals(with_encoder(new), (named.stored for named in sources.batches()))
     return AdaptedModel(personal, _card(model, facts), usual, facts)
+
+
+def _refuse_other_inputs(watched: Watched, alarms: Alarms) -> None:
+    """Check that another class mix explains what the model says of recent inputs.
+
+    If inputs of a class look as before, then held-out examples, weighted by the new mix, are as
+    strange as recent inputs, and the model doubts them as much.
+
+    Raises:
+        DataError: the recent inputs are clearly stranger, or doubted more.
+    """
+    held_out = watched.held_out.at_most(MOST_COMPARED)
+    recent = watched.recent.at_most(MOST_COMPARED)
+    weights = held_out.probabilities @ (alarms.recent_mix / alarms.held_out_mix)
+    weights = weights / weights.sum()
+    for what, before, now in (
+        ("are stranger", held_out.strangeness, recent.strangeness),
+        ("leave the model in more doubt", held_out.doubt, recent.doubt),
+    ):
+        shift = _weighted_shift(before, now, weights)
+        if shift > _UNEXPLAINED:
+            share = f"{50 * (1 + shift):.0f} % of pairs"
+            message = f"recent inputs {what} than another class mix explains ({share}, not half of "
+            message += "them): their classes cannot be counted without labels. Label some, and "
+            message += "give these with --labels."
+            raise DataError(message, key="inputs", allowed="usual inputs", got=shift)
+
+
+def _weighted_shift(held_out: Tensor, recent: Tensor, weights: Tensor) -> float:
+    """Return how far recent scores (m,) rank above held-out ones (n,), from -1 to 1.
+
+    Args:
+        held_out: scores.
+        recent: scores.
+        weights: of the held-out ones (n,), with sum 1.
+    """
+    above = (recent[:, None] > held_out).double() @ weights
+    below = (recent[:, None] < held_out).double() @ weights
+    return float((above - below).mean())
 
 
 def _adapt_to_labels(

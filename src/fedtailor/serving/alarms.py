@@ -1,4 +1,4 @@
-"""Have the inputs of a model changed? Three alarms that need no labels.
+"""Have the inputs of a model changed? Alarms that need no labels.
 
 Recent inputs are compared with held-out examples of the client, by what its model says of them.
 Each alarm has a threshold that ordinary inputs, which come from where the held-out examples came
@@ -29,8 +29,9 @@ _DRAWS = 999
 """Random exchanges of held-out and recent inputs."""
 _STEPS = 10
 """Of expectation-maximization, for the alarm on the class mix."""
-_MOST = 2_000
-"""Held-out and recent inputs, at most, that are exchanged; of more, evenly spaced ones are."""
+MOST_COMPARED = 2_000
+"""Held-out and recent inputs, at most, that are exchanged: more would take long, and tell little.
+Of more, evenly spaced ones are."""
 _CHUNK = 2**21
 """Numbers in memory at the same time."""
 
@@ -41,13 +42,13 @@ class Alarm(NamedTuple):
     value: float
     """Of the recent inputs."""
     threshold: float
-    """The alarm rings above it."""
+    """The alarm rings above it, and for a value with a sign below its negative, too."""
     p_value: float
-    """How often ordinary inputs have such a value, or a larger one."""
+    """How often ordinary inputs have such a value, or one farther from zero."""
 
     @property
     def rings(self) -> bool:
-        """Whether the value is above the threshold: as large a one is rare."""
+        """Whether the value is beyond the threshold: so large a one is rare."""
         return self.p_value <= RATE
 
 
@@ -56,8 +57,10 @@ class Alarms(NamedTuple):
 
     unusual: Alarm
     """Share of unusual inputs: those stranger than 95 % of the held-out examples are."""
-    surprise: Alarm
-    """How often a recent input is more surprising than a held-out example; 0.5 is usual."""
+    surprise: Alarm | None
+    """Shift of the ranks of the negative log-density; None: the method has no density."""
+    doubt: Alarm
+    """Shift of the ranks of the entropy of the probabilities."""
     class_mix: Alarm
     """How much better the class mix of recent inputs explains them than that of the held-out
     examples, in nats an input."""
@@ -74,19 +77,25 @@ def check_inputs(held_out: Signals, recent: Signals) -> Alarms:
     Raises:
         DataError: there are too few of either.
     """
-    num_held_out = len(held_out.surprise)
-    refuse_few_inputs(len(recent.surprise))
+    num_held_out = len(held_out.strangeness)
+    refuse_few_inputs(len(recent.strangeness))
     if num_held_out < FEWEST_HELD_OUT:
         message = f"alarms need at least {FEWEST_HELD_OUT} held-out examples of the client, got "
         message += f"{num_held_out}: data.val_fraction of the run says how many there are."
         raise DataError(message, key="data", allowed=f">= {FEWEST_HELD_OUT}", got=num_held_out)
 
     prior = mean_mix(held_out.probabilities)
-    surprise, class_mix = _exchange_alarms(held_out, recent)
+    few_held_out = held_out.at_most(MOST_COMPARED)
+    few_recent = recent.at_most(MOST_COMPARED)
+    surprise = None
+    if len(recent.surprise):
+        surprise = rank_shift(few_held_out.surprise, few_recent.surprise)
+
     return Alarms(
         unusual=unusual_share(held_out.strangeness, recent.strangeness),
         surprise=surprise,
-        class_mix=class_mix,
+        doubt=rank_shift(few_held_out.doubt, few_recent.doubt),
+        class_mix=_mix_gain(few_held_out.probabilities, few_recent.probabilities),
         held_out_mix=prior,
         recent_mix=fit_class_mix(recent.probabilities, prior),
     )
@@ -131,45 +140,34 @@ def unusual_share(held_out: Tensor, recent: Tensor) -> Alarm:
     return Alarm(count / num_recent, most / num_recent, float(chances[count]))
 
 
-def overlap(held_out: Tensor, recent: Tensor) -> Alarm:
-    """Return how often a recent score is above a held-out one, with its p-value by exchanges.
+def rank_shift(held_out: Tensor, recent: Tensor) -> Alarm:
+    """Return how far recent scores rank above held-out ones, with its p-value by exchanges.
+
+    The share of pairs in which the recent score is larger, less the share in which it is smaller:
+    1 where all recent scores are above, 0 where they are mixed, -1 where all are below. A shift to
+    either side counts. Mann and Whitney 1947, "On a test of whether one of two random variables is
+    stochastically larger than the other".
 
     Args:
         held_out: scores of held-out examples (n,).
         recent: scores of recent inputs (m,).
     """
-    held_out = _evenly_spaced(held_out)
-    recent = _evenly_spaced(recent)
     ranks = _ranks(torch.cat([recent, held_out]))
-    values = [_overlap(ranks[order], len(recent)) for order in _orders(len(ranks), 1)]
-    return _alarm(torch.cat(values))
+    shifts = [_shift(ranks[order], len(recent)) for order in _orders(len(ranks), 1)]
+    return _alarm(torch.cat(shifts))
 
 
-def _exchange_alarms(held_out: Signals, recent: Signals) -> tuple[Alarm, Alarm]:
-    """Return the alarms on surprise and class mix, by exchanging held-out and recent inputs.
+def _mix_gain(held_out: Tensor, recent: Tensor) -> Alarm:
+    """Return the alarm on the class mix, by exchanges.
 
-    Ordinary inputs could as well be held-out ones. So the value is one of 1 + 999, of which each is
-    equally likely to be the largest; the threshold is the tenth largest of the others.
+    Args:
+        held_out: probabilities of held-out examples (n, classes).
+        recent: probabilities of recent inputs (m, classes).
     """
-    held_out = Signals(*map(_evenly_spaced, held_out))
-    recent = Signals(*map(_evenly_spaced, recent))
-    count = len(recent.surprise)
-
-    # The recent inputs come first.
-    ranks = _ranks(torch.cat([recent.surprise, held_out.surprise]))
-    probabilities = torch.cat([recent.probabilities, held_out.probabilities])
-    gains = []
-    overlaps = []
-    for order in _orders(len(ranks), probabilities.shape[1]):
-        overlaps.append(_overlap(ranks[order], count))
-        gains.append(_gain(probabilities[order], count))
-
-    return _alarm(torch.cat(overlaps)), _alarm(torch.cat(gains))
-
-
-def _evenly_spaced(values: Tensor) -> Tensor:
-    count = len(values)
-    return values if count <= _MOST else values[torch.arange(_MOST) * count // _MOST]
+    probabilities = torch.cat([recent, held_out])
+    count, classes = probabilities.shape
+    gains = [_gain(probabilities[order], len(recent)) for order in _orders(count, classes)]
+    return _alarm(torch.cat(gains))
 
 
 def _ranks(values: Tensor) -> Tensor:
@@ -191,15 +189,11 @@ def _orders(count: int, classes: int) -> Iterator[Tensor]:
         yield torch.from_numpy(draws.argsort(1))
 
 
-def _overlap(ranks: Tensor, count: int) -> Tensor:
-    """Return how often one of the first inputs is above one of the others (draws,).
-
-    Mann and Whitney 1947, "On a test of whether one of two random variables is stochastically
-    larger than the other".
-    """
+def _shift(ranks: Tensor, count: int) -> Tensor:
+    """Return how far the first scores rank above the others, by order (draws,)."""
     others = ranks.shape[1] - count
     sums = ranks[:, :count].sum(1) - count * (count + 1) / 2
-    return sums / (count * others)
+    return 2 * sums / (count * others) - 1
 
 
 def _gain(probabilities: Tensor, count: int) -> Tensor:
@@ -210,11 +204,16 @@ def _gain(probabilities: Tensor, count: int) -> Tensor:
 
 
 def _alarm(values: Tensor) -> Alarm:
-    """Return the alarm of the first value, which is one of many like it."""
+    """Return the alarm of the first value, from the 999 of random exchanges that follow it.
+
+    Ordinary inputs could as well be held-out ones. So each of the 1 + 999 values is equally likely
+    to lie farthest from zero; the threshold is the tenth farthest of the others.
+    """
     value = values[0]
+    sizes = values.abs()
     rank = math.ceil((1 - RATE) * len(values))
-    threshold = values[1:].sort().values[rank - 1]
+    threshold = sizes[1:].sort().values[rank - 1]
 
     # Sums of the same numbers in another order may differ in the last bits.
-    at_least = (values >= value - 1e-12).sum()
+    at_least = (sizes >= sizes[0] - 1e-12).sum()
     return Alarm(float(value), float(threshold), int(at_least) / len(values))

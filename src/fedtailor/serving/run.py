@@ -239,7 +239,7 @@ class Run:
     ) -> dict[str, Any]:
         """Compare recent inputs of a client, without labels, with its held-out examples.
 
-        See :class:`fedtailor.serving.alarms.Alarms` for the three alarms.
+        See :class:`fedtailor.serving.alarms.Alarms` for the alarms.
 
         Args:
             client: its name, or its number.

@@ -1,4 +1,4 @@
-"""What a model says of inputs without labels: probabilities, strangeness and surprise.
+"""What a model says of inputs without labels: probabilities, strangeness, surprise and doubt.
 
 Those of held-out examples of a client say what is usual there. They lie in the folder of a model
 that has one, and follow from the data of a run otherwise.
@@ -36,8 +36,24 @@ class Signals(NamedTuple):
     """How far inputs lie from what the model knows (n,): ``ood_score`` of the method, or how far
     the probability of the class is from 1."""
     surprise: Tensor
-    """How unlikely inputs are (n,), in nats: the negative log-density of a method that has one, or
-    the entropy of the probabilities."""
+    """How unlikely inputs are (n,), in nats: their negative log-density. Of a method without one,
+    (0,)."""
+
+    @property
+    def doubt(self) -> Tensor:
+        """The entropy of the probabilities (n,), in nats."""
+        entropy: Tensor = torch.special.entr(self.probabilities).sum(1)
+        return entropy
+
+    def rows(self, rows: Tensor | slice) -> Signals:
+        """Return what the model says of some inputs."""
+        surprise = self.surprise[rows] if len(self.surprise) else self.surprise
+        return Signals(self.probabilities[rows], self.strangeness[rows], surprise)
+
+    def at_most(self, most: int) -> Signals:
+        """Return all inputs, or evenly spaced ones if there are more than wanted."""
+        count = len(self.strangeness)
+        return self if count <= most else self.rows(torch.arange(most) * count // most)
 
 
 def signals(model: PersonalModel, stored: Iterable[np.ndarray]) -> Signals:
@@ -57,9 +73,10 @@ def signals(model: PersonalModel, stored: Iterable[np.ndarray]) -> Signals:
         return Signals(nothing.new_zeros(0, classes), nothing, nothing)
 
     joined = Signals(*map(torch.cat, zip(*parts, strict=True)))
-    count = int((~joined.probabilities.isfinite()).any(1).sum())
+    is_finite = joined.probabilities.isfinite().all(1)
+    count = int((~is_finite).sum())
     if count:
-        message = f"the model gives no probabilities for {count} of {len(joined.surprise)} inputs."
+        message = f"the model gives no probabilities for {count} of {len(is_finite)} inputs."
         raise DataError(message, key="inputs", allowed="finite", got=count)
     return joined
 
@@ -77,7 +94,7 @@ def _signals_of(model: PersonalModel, batch: Tensor) -> Signals:
     if strangeness is None:
         strangeness = 1.0 - probabilities.amax(1)
     if surprise is None:
-        surprise = -torch.special.xlogy(probabilities, probabilities).sum(1)
+        surprise = torch.zeros(0)
 
     # Where a number is too large to be one, nothing is stranger.
     return Signals(
@@ -108,9 +125,10 @@ def read_held_out(folder: Path, num_classes: int) -> Signals:
     with content_of(path, SafetensorError):
         arrays = load(raw)
         held_out = Signals(*(torch.from_numpy(arrays[name].copy()) for name in Signals._fields))
-        count = len(held_out.surprise)
+        count = len(held_out.strangeness)
         shapes = [tuple(value.shape) for value in held_out]
-        if shapes != [(count, num_classes), (count,), (count,)]:
+        wanted = [(count, num_classes), (count,)]
+        if shapes not in ([*wanted, (count,)], [*wanted, (0,)]):
             raise ValueError(f"shapes are {shapes}")
         if any(value.dtype != torch.float64 or value.isnan().any() for value in held_out):
             raise ValueError("its numbers are not float64, or NaN")

@@ -16,7 +16,7 @@ from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.signals import HELD_OUT_FILE, Signals, read_held_out, signals
 from fedtailor.serving.sources import Sources
 
-ALARMS = ("unusual", "surprise", "class_mix")
+ALARMS = ("unusual", "surprise", "doubt", "class_mix")
 
 
 class Watched(NamedTuple):
@@ -61,7 +61,7 @@ def observe(records: RunRecords, client: str | int, paths: Sequence[str]) -> Wat
     # Mistakes in the inputs are found before the data of the run are read.
     sources = Sources(paths, raw.inputs)
     recent = signals(raw, (named.stored for named in sources.batches()))
-    refuse_few_inputs(len(recent.surprise))
+    refuse_few_inputs(len(recent.strangeness))
     if (records.path / HELD_OUT_FILE).is_file():
         held_out = read_held_out(records.path, len(model.classes_))
     else:
@@ -112,6 +112,8 @@ def to_record(watched: Watched, alarms: Alarms) -> dict[str, Any]:
     rows = {}
     for name in ALARMS:
         alarm = getattr(alarms, name)
+        if alarm is None:
+            continue
         rows[name] = {**alarm._asdict(), "rings": alarm.rings}
 
     mix = {}
@@ -124,8 +126,8 @@ def to_record(watched: Watched, alarms: Alarms) -> dict[str, Any]:
         "client": model.client,
         "algorithm": model.card.get("algorithm"),
         "scores": "method" if model.scores_strangers else "softmax",
-        "held_out": len(watched.held_out.surprise),
-        "inputs": len(watched.recent.surprise),
+        "held_out": len(watched.held_out.strangeness),
+        "inputs": len(watched.recent.strangeness),
         "rate": RATE,
         "alarm": any(row["rings"] for row in rows.values()),
         "alarms": rows,
@@ -137,17 +139,26 @@ def to_record(watched: Watched, alarms: Alarms) -> dict[str, Any]:
 
 def advice(record: Mapping[str, Any]) -> str:
     """Return in words what the alarms of a record mean."""
-    rings = {name: row["rings"] for name, row in record["alarms"].items()}
-    if not record["alarm"]:
+    rings = {name for name, row in record["alarms"].items() if row["rings"]}
+    labels = "With labels of some recent inputs, 'fedtailor evaluate' says by how much."
+    if not rings:
         return "No alarm: nothing tells recent inputs from held-out examples."
-    if not rings["unusual"] and not rings["surprise"]:
+    if "unusual" in rings:
+        return f"Alarm: the inputs have changed, and accuracy may have changed with them. {labels}"
+    if "surprise" in rings:
+        what = "less" if record["alarms"]["surprise"]["value"] > 0 else "more"
         return (
-            "Alarm: the classes seem to come in other shares than before. A model with Gaussians "
-            "of classes can follow: 'fedtailor adapt'."
+            f"Alarm: the inputs are {what} likely than before, and accuracy may have changed with "
+            f"them. {labels}"
+        )
+    if "doubt" in rings:
+        what = "more" if record["alarms"]["doubt"]["value"] > 0 else "less"
+        return (
+            f"Alarm: the model is in {what} doubt than before. The inputs have changed, or the "
+            f"classes come in other shares; accuracy may have changed with them. {labels}"
         )
 
-    what = "the inputs have changed" if rings["unusual"] else "the inputs are less likely"
     return (
-        f"Alarm: {what}, and accuracy may have changed with them. With labels of some recent "
-        "inputs, 'fedtailor evaluate' says by how much."
+        "Alarm: the classes seem to come in other shares than before. A model with Gaussians of "
+        "classes can follow: 'fedtailor adapt'."
     )

@@ -11,9 +11,11 @@ from fedtailor.serving.watch import advice
 
 _TITLES = {
     "unusual": "unusual inputs, %",
-    "surprise": "more surprising than a held-out example, %",
+    "surprise": "surprise: shift of ranks, -1 to 1",
+    "doubt": "doubt: shift of ranks, -1 to 1",
     "class_mix": "gain of another class mix, nats an input",
 }
+_FORMATS = {"unusual": ".1f", "surprise": "+.2f", "doubt": "+.2f", "class_mix": ".3f"}
 _MOST_CLASSES = 20
 
 
@@ -21,12 +23,12 @@ def show_watched(record: Mapping[str, Any]) -> None:
     """Print the alarms, and the class mix of held-out examples and recent inputs."""
     rows = []
     for name, alarm in record["alarms"].items():
-        shown = f"{{:.{3 if name == 'class_mix' else 1}f}}".format
-        factor = 1 if name == "class_mix" else 100
+        factor = 100 if name == "unusual" else 1
+        value = format(factor * alarm["value"], _FORMATS[name])
+        threshold = format(factor * alarm["threshold"], _FORMATS[name].removeprefix("+"))
         state = "ALARM" if alarm["rings"] else "ok"
-        cells = [shown(factor * alarm[key]) for key in ("value", "threshold")]
         p_value = "< 0.001" if alarm["p_value"] < 0.001 else f"{alarm['p_value']:.3f}"
-        rows.append([_TITLES[name], state, *cells, p_value])
+        rows.append([_TITLES[name], state, value, threshold, p_value])
 
     inputs = counted(record["inputs"], "recent input")
     held_out = counted(record["held_out"], "held-out example")
@@ -35,7 +37,7 @@ def show_watched(record: Mapping[str, Any]) -> None:
         f"Each alarm rings with a chance of at most {100 * record['rate']:g} % on independent "
         "inputs like the held-out examples."
     )
-    columns = ["alarm", "", "recent", "rings\nabove", "p"]
+    columns = ["alarm", "", "recent", "rings\nbeyond", "p"]
     table(title, columns, rows, left=2, conclusion=advice(record), below=below)
     condition = "Estimated from probabilities, if inputs of a class look as before."
     _show_class_mix(record["class_mix"], below=condition)
