@@ -18,6 +18,7 @@ from fedtailor.serving.signals import (
     signals,
     write_held_out,
 )
+from fedtailor.serving.watch import advice
 from fedtailor.simulation.calibration import threshold_rank
 from serving.small_runs import make_run, write_hospital_tables
 
@@ -217,3 +218,19 @@ def test_scores_that_are_no_numbers_are_the_strangest(shelf, monkeypatch):
     monkeypatch.setattr(model, "probabilities", lambda logits: nan.expand(len(logits), 10))
     with pytest.raises(DataError, match="no probabilities for 5 of 5"):
         signals(model, [examples[0][0][:5]])
+
+
+@pytest.mark.parametrize(
+    ("ringing", "expected"),
+    [
+        ({}, "No alarm"),
+        ({"unusual": 0.4, "surprise": 0.5}, "the inputs have changed, and accuracy"),
+        ({"surprise": 0.5, "class_mix": 0.2}, "the inputs are less likely than before"),
+        ({"surprise": -0.5}, "the inputs are more likely than before"),
+        ({"doubt": 0.5, "class_mix": 0.2}, "the model is in more doubt than before"),
+        ({"class_mix": 0.2}, "other shares than before"),
+    ],
+)
+def test_alarms_in_words(ringing, expected):
+    rows = {name: {"value": ringing.get(name, 0.0), "rings": name in ringing} for name in ALARMS}
+    assert expected in advice({"alarms": rows})

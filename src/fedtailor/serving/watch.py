@@ -145,17 +145,18 @@ def advice(record: Mapping[str, Any]) -> str:
         return "No alarm: nothing tells recent inputs from held-out examples."
     if "unusual" in rings:
         return f"Alarm: the inputs have changed, and accuracy may have changed with them. {labels}"
+
+    what = ""
     if "surprise" in rings:
-        what = "less" if record["alarms"]["surprise"]["value"] > 0 else "more"
+        side = "less" if record["alarms"]["surprise"]["value"] > 0 else "more"
+        what = f"the inputs are {side} likely"
+    elif "doubt" in rings:
+        side = "more" if record["alarms"]["doubt"]["value"] > 0 else "less"
+        what = f"the model is in {side} doubt"
+    if what:
         return (
-            f"Alarm: the inputs are {what} likely than before, and accuracy may have changed with "
-            f"them. {labels}"
-        )
-    if "doubt" in rings:
-        what = "more" if record["alarms"]["doubt"]["value"] > 0 else "less"
-        return (
-            f"Alarm: the model is in {what} doubt than before. The inputs have changed, or the "
-            f"classes come in other shares; accuracy may have changed with them. {labels}"
+            f"Alarm: {what} than before. The inputs have changed, or their classes come in other "
+            f"shares; accuracy may have changed with them. {labels}"
         )
 
     return (
