@@ -23,9 +23,8 @@ INTRODUCTION = """# Configuration
 
 Every option of a configuration file. Each is also an option of the command line:
 `--set SECTION.OPTION=VALUE`, such as `--set training.lr=0.05`; some have a short form, which
-`fedtailor run --help` lists. [Running](../howto/running.md) shows a whole file and explains the
-options in their context. At the top of a file stands `seeds`, a list of whole numbers: one run for
-each.
+`fedtailor run --help` lists. [A whole file](example.md) shows them in their context. At the top
+of a file stands `seeds`, a list of whole numbers: one run for each.
 """
 
 EXPERIMENT = {
