@@ -273,8 +273,11 @@ def standing_of(records: Mapping[str, Record], method: str) -> list[tuple[str, R
         if method in names:
             place = names.index(method) + 1
             row = methods[place - 1]
+            some = ""
+            if row.repetitions < REPETITIONS:
+                some = f", after {row.repetitions} of {REPETITIONS} repetitions,"
             sentence = (
-                f"{federation}: place {place} of {len(names)} with "
+                f"{federation}: place {place} of {len(names)}{some} with "
                 f"{100 * row.accuracy.mean:.1f} %, told apart as better than "
                 f"{len(row.better_than)} rows and as worse than {len(row.worse_than)}."
             )
