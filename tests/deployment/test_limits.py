@@ -176,7 +176,7 @@ def feed(recorded, count):
     grown = max(memory("VmRSS") - resident, 0)
     seconds = time.monotonic() - begun
     print(f"{count} answers, {accepted} accepted, {seconds:.0f} s, {worst}, grown {grown}")
-    assert worst["seconds"] < 2
+    assert worst["seconds"] < 10
     assert worst["traced"] < 8 * 2**20
     assert grown < 200 * 2**20
     assert accepted < count / 2
@@ -219,4 +219,4 @@ def test_the_largest_head_and_header_take_bounded_memory():
         start = time.process_time()
         with pytest.raises(DataError, match=r"axes, more|leaves"):
             from_blob(struct.pack("<Q", len(raw)) + raw, ())
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < 5
