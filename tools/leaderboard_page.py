@@ -21,8 +21,8 @@ PFLlib's own program (commit {commit}) and ours on the same split: 4,000 picture
 at 20 clients, label skew Dirichlet(0.1), a perceptron of 100 hidden units, {rounds} rounds of one
 epoch with all clients, plain SGD (learning rate {lr}, batches of {batch}), the same inputs. Nothing
 is tuned: the options are those that both have. Accuracy is that of the models after the last round
-over all test examples together, in percent: the mean over three seeds ± the standard error, and the
-range. A seed is another initial model and order of examples.
+over all test examples together, in percent: the mean over three seeds (PFLlib: repetitions) ± the
+standard error, and the range.
 
 {table}
 
@@ -36,8 +36,9 @@ range. A seed is another initial model and order of examples.
   mean over clients, which is the last column.
 * **Evaluation point.** Both evaluate after the last aggregation. PFLlib's log prints the highest
   test accuracy of all rounds; the table has the last one.
-* **Initial model.** Uniform within one over the root of the inputs, in both. The numbers drawn
-  differ; what that changes is within the range over seeds.
+* **Initial model.** Uniform within one over the root of the inputs, in both; the numbers drawn
+  differ. PFLlib's repetitions are no seeds: the second and the third have the same accuracy before
+  training, for every method, so they seem to begin with one model. Its spread is of two models.
 * **Open.** PFLlib's APFL moves the mixing weight on every batch and replaces the own model by the
   mixture after every round; ours follows the paper. No experiment here divides that. A row with "-"
   was not measured yet.

@@ -11,7 +11,8 @@ is written here, in the layout of its data sets, and its results are read from i
 
 The federation is that of ``skew-0.1`` on the leaderboard, with a perceptron of 100 hidden units,
 which both have. All clients train in all rounds, by plain SGD. Every run adds a record to
-``results/peers_accuracy.jsonl``, by seed: of the initial model and the order of examples.
+``results/peers_accuracy.jsonl``, by seed: of the initial model and the order of examples. Those of
+PFLlib are its repetitions, of which the second and third begin with the same accuracy.
 """
 
 from __future__ import annotations
