@@ -16,7 +16,10 @@ async function look(browser, page, name, scheme) {
   const [width, height] = SIZES[name];
   const tab = await browser.newPage();
   const found = { page, name, scheme, console: [], elsewhere: [] };
-  tab.on("console", (message) => found.console.push(`${message.type()}: ${message.text()}`));
+  tab.on("console", (message) => {
+    // the theme notes each change of colours by an ordinary line of the log
+    if (message.type() !== "log") found.console.push(`${message.type()}: ${message.text()}`);
+  });
   tab.on("pageerror", (error) => found.console.push(String(error)));
   tab.on("request", (request) => {
     if (!request.url().startsWith(address) && !request.url().startsWith("data:")) found.elsewhere.push(request.url());
