@@ -446,19 +446,25 @@ def print_table() -> None:
         mean = statistics.fmean(record["accuracy"] for record in records)
         trials = sum(record["watch"]["trials"] for record in records)
         print(f"{data}, {method}: {len(records)} seeds, accuracy {100 * mean:.1f} %")
-        for name in ALARMS:
+        names = alarms_of(method)
+        for name in names:
             count = sum(record["watch"]["false_alarms"][name] for record in records)
             print(f"  false alarms, {name}: {count} of {trials}")
         for change in records[0]["watch"]["delays"]:
-            print(f"  {change}: {_delays(records, change)}")
+            print(f"  {change}: {_delays(records, change, [*names, 'ks'])}")
         for change in records[0]["adapt"]:
             print(f"  {change}: {_accuracies(records, change)}")
 
 
-def _delays(records: list[dict[str, Any]], change: str) -> str:
+def alarms_of(method: str) -> list[str]:
+    """Return the alarms that a method has: `surprise` needs the densities of features."""
+    return [name for name in ALARMS if name != "surprise" or method == "pfedfda"]
+
+
+def _delays(records: list[dict[str, Any]], change: str, alarms: list[str]) -> str:
     """Return how many clients ring by 20 and by 80 inputs, by alarm."""
     cells = []
-    for name in (*ALARMS, "ks"):
+    for name in alarms:
         sizes = [size for r in records for size in r["watch"]["delays"][change][name]]
         by_20 = sum(size == 20 for size in sizes)
         cells.append(f"{name} {by_20} / {sum(size > 0 for size in sizes)} of {len(sizes)}")
