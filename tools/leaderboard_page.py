@@ -9,20 +9,20 @@ import statistics
 from typing import Any
 
 from benchmarks.leaderboard import RECORDS
-from benchmarks.peers.pfllib import BENCHMARK, OURS, VARIANTS, record_name
+from benchmarks.peers.accuracy import BENCHMARK, OURS, VARIANTS, record_name
 from benchmarks.records import RESULTS
 from fedtailor.experiment.leaderboard import read_board
 from fedtailor.report.leaderboard_page import page_of, records_page_of
 
 _RECORDS_PAGE = "leaderboard-records.md"
-_BESIDE_PFLLIB = """## Beside PFLlib
+_BESIDE_OTHERS = """## Beside PFLlib and fluke
 
-PFLlib's own program (commit {commit}) and ours on the same split: 4,000 pictures of Fashion-MNIST
-at 20 clients, label skew Dirichlet(0.1), a perceptron of 100 hidden units, {rounds} rounds of one
-epoch with all clients, plain SGD (learning rate {lr}, batches of {batch}), the same inputs. Nothing
-is tuned: the options are those that both have. Accuracy is that of the models after the last round
-over all test examples together, in percent: the mean over three seeds (PFLlib: repetitions) ± the
-standard error, and the range.
+The programs of PFLlib (commit {commit}) and fluke ({version}) and ours on the same split: 4,000
+pictures of Fashion-MNIST at 20 clients, label skew Dirichlet(0.1), a perceptron of 100 hidden
+units, {rounds} rounds of one epoch with all clients, plain SGD (learning rate {lr}, batches of
+{batch}), the same inputs. Nothing is tuned: the options are those that all have. Accuracy is that
+of the models after the last round over all test examples together, in percent: the mean over three
+seeds (PFLlib: repetitions) ± the standard error, and the range.
 
 {table}
 
@@ -31,19 +31,22 @@ standard error, and the range.
   hidden units. Our program with such a network is the column "{divided}".
 * **Last batch, by experiment.** PFLlib leaves out the last batch of an epoch if it is smaller, so a
   client with less than one batch never trains. "{batches}" does the same; "{epochs}" is our
-  default.
+  default, and what fluke does.
 * **Averaging, by experiment.** PFLlib counts all test examples alike. The leaderboard takes the
   mean over clients, which is the last column.
-* **Evaluation point.** Both evaluate after the last aggregation. PFLlib's log prints the highest
-  test accuracy of all rounds; the table has the last one.
-* **Initial model.** Uniform within one over the root of the inputs, in both; the numbers drawn
+* **Evaluation point.** All are evaluated after the last aggregation. PFLlib's log prints the
+  highest test accuracy of all rounds; the table has the last one. fluke reports the mean over
+  clients; the table counts its predictions over all test examples.
+* **Weights.** fluke weighs all clients alike unless its option `weighted` is set; here it is.
+* **Initial model.** Uniform within one over the root of the inputs, in all; the numbers drawn
   differ. PFLlib's repetitions are no seeds: the second and the third have the same accuracy before
   training, for every method, so they seem to begin with one model. Its spread is of two models.
-* **Open.** PFLlib's APFL moves the mixing weight on every batch and replaces the own model by the
-  mixture after every round; ours follows the paper. No experiment here divides that. A row with "-"
-  was not measured yet.
+* **APFL, read in its code.** fluke takes the gradient of the mixture with respect to a copy, so the
+  step of the own model has no gradient: the own model changes only when the mixture replaces it
+  after a round. PFLlib moves the mixing weight on every batch and replaces the own model by the
+  mixture after every round. Ours follows the paper. No experiment here divides that.
 
-`python -m benchmarks.peers.pfllib` measures both; its records are
+`python -m benchmarks.peers.accuracy` measures all; its records are
 `benchmarks/results/{benchmark}.jsonl`."""
 
 
@@ -58,7 +61,7 @@ def pages() -> dict[str, str]:
 
 
 def _beside_others() -> list[str]:
-    """Return a section for every program that was measured on the same split."""
+    """Return a section on the programs that were measured on the same split."""
     path = RESULTS / f"{BENCHMARK}.jsonl"
     if not path.exists():
         return []
@@ -66,23 +69,23 @@ def _beside_others() -> list[str]:
     lines = path.read_text().splitlines()
     records = {record["name"]: record for record in map(json.loads, lines)}
     batches, epochs, divided = VARIANTS
-    columns = ["method", "PFLlib", *(f"ours, {variant}" for variant in VARIANTS)]
+    columns = ["method", "PFLlib", "fluke", *(f"ours, {variant}" for variant in VARIANTS)]
     columns.append(f"ours, {epochs}, mean over clients")
     rows = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
     for method in OURS:
-        theirs = records.get(f"pfllib-{method}")
         ours = {variant: records.get(record_name(method, variant)) for variant in VARIANTS}
-        cells = [method, _spread(theirs, "pooled")]
-        cells += [_spread(record, "pooled") for record in ours.values()]
+        in_columns = [records[f"pfllib-{method}"], records[f"fluke-{method}"], *ours.values()]
+        cells = [method, *(_spread(record, "pooled") for record in in_columns)]
         cells.append(_spread(ours[epochs], "mean"))
         rows.append("| " + " | ".join(cells) + " |")
 
-    any_of_theirs = next(record for name, record in records.items() if name.startswith("pfllib"))
-    text = _BESIDE_PFLLIB.format(
-        commit=any_of_theirs["commit"][:8],
-        rounds=any_of_theirs["rounds"],
-        lr=any_of_theirs["lr"],
-        batch=any_of_theirs["batch"],
+    one_of_pfllib = records["pfllib-fedavg"]
+    text = _BESIDE_OTHERS.format(
+        commit=one_of_pfllib["commit"][:8],
+        version=records["fluke-fedavg"]["version"],
+        rounds=one_of_pfllib["rounds"],
+        lr=one_of_pfllib["lr"],
+        batch=one_of_pfllib["batch"],
         table="\n".join(rows),
         batches=batches,
         epochs=epochs,
@@ -93,7 +96,7 @@ def _beside_others() -> list[str]:
 
 
 def _spread(record: dict[str, Any] | None, averaging: str) -> str:
-    """Return mean, standard error and range over seeds in percent."""
+    """Return mean, standard error and range over seeds in percent; "-" if it was not measured."""
     if record is None:
         return "-"
 

@@ -1,16 +1,15 @@
-"""The accuracy of PFLlib's own program beside ours, on the same split.
+"""The accuracy of other programs beside ours, on the same split.
 
+    python -m benchmarks.peers.accuracy --data-dir DIR --ours [METHOD ...]
     git clone https://github.com/TsingZ0/PFLlib FOLDER
-    python -m benchmarks.peers.pfllib --data-dir DIR --pfllib FOLDER --python PYTHON [METHOD ...]
-    python -m benchmarks.peers.pfllib --data-dir DIR --ours [METHOD ...]
+    python -m benchmarks.peers.accuracy --data-dir DIR --pfllib FOLDER --python PYTHON [METHOD ...]
+    python -m benchmarks.peers.accuracy --data-dir DIR --fluke --python PYTHON [METHOD ...]
 
-PYTHON is that of an environment with torch, torchvision, h5py, scikit-learn, cvxpy and calmsize,
-which PFLlib imports; the network here needs none of torchvision, so an empty module of that name
-does as well. Nothing of PFLlib is part of this repository: its program reads the split that
-is written here, in the layout of its data sets, and its results are read from its file.
+PYTHON is that of an environment with the other program or with what it imports. Nothing of the
+others is part of this repository: they read the split that is written here.
 
 The federation is that of ``skew-0.1`` on the leaderboard, with a perceptron of 100 hidden units,
-which both have. All clients train in all rounds, by plain SGD. Every run adds a record to
+which all have. All clients train in all rounds, by plain SGD. Every run adds a record to
 ``results/peers_accuracy.jsonl``, by seed: of the initial model and the order of examples. Those of
 PFLlib are its repetitions, of which the second and third begin with the same accuracy.
 """
@@ -20,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import statistics
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,25 +30,23 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from benchmarks.peers import pfllib
+from benchmarks.peers.split import (
+    BATCH,
+    DATA,
+    HIDDEN,
+    LR,
+    ROUNDS,
+    SEEDS,
+    ClientExamples,
+    examples_of,
+)
 from benchmarks.records import describe_machine, save_record
 from fedtailor import make_config, run
 from fedtailor.core.errors import all_done
 from fedtailor.experiment.assembly import PreparedRun, assemble
 
 BENCHMARK = "peers_accuracy"
-SEEDS = (0, 1, 2)
-ROUNDS = 10
-LR = 0.05
-BATCH = 20
-DATA = {
-    "dataset": "fashion_mnist",
-    "partition": "dirichlet(alpha=0.1)",
-    "subset": 4000,
-    "clients": 20,
-    "test_share": 0.5,
-}
-NAME = "fedtailor_FashionMNIST"
-"""Of the data set: PFLlib chooses the network by a part of it."""
 OURS: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {},
     "fedrep": {"head_epochs": 1},
@@ -55,26 +54,18 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "apfl": {"alpha": 0.5, "adaptive": True},
 }
 """Options of our methods."""
-THEIRS: Mapping[str, Sequence[str]] = {
-    "fedavg": ("-algo", "FedAvg"),
-    "fedrep": ("-algo", "FedRep", "-pls", "1"),
-    "ditto": ("-algo", "Ditto", "-pls", "1", "-mu", "0.1"),
-    "apfl": ("-algo", "APFL", "-al", "0.5"),
-}
-"""The same as options of PFLlib."""
-PERCEPTRON = {"name": "mlp", "options": {"hidden": 100}}
+PERCEPTRON = {"name": "mlp", "options": {"hidden": HIDDEN}}
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
     "whole batches": (PERCEPTRON, True),
     "whole epochs": (PERCEPTRON, False),
-    "its divided network": ({"name": "benchmarks.peers.pfllib:divided_network"}, True),
+    "its divided network": ({"name": "benchmarks.peers.accuracy:divided_network"}, True),
 }
 """Of our runs: the model, and whether the last batch of an epoch is left out if it is smaller, as
 PFLlib does."""
-_READ = """
-import h5py, json, sys
-with h5py.File(sys.argv[1]) as file:
-    print(json.dumps(file["rs_test_acc"][:].tolist()))
-"""
+DIVIDED = ("fedavg", "fedrep")
+"""Methods for which PFLlib divides its network."""
+Scores = dict[str, list[float]]
+"""Accuracies by seed: `pooled` over all test examples, `mean` over clients."""
 
 
 def divided_network(input_shape: Sequence[int], num_classes: int) -> nn.Module:
@@ -83,13 +74,12 @@ def divided_network(input_shape: Sequence[int], num_classes: int) -> nn.Module:
     Its network ends with a log-softmax. The head is taken out before that and put after it, so the
     base ends with a log-softmax over the hidden units.
     """
-    hidden = 100
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(math.prod(input_shape), hidden),
+        nn.Linear(math.prod(input_shape), HIDDEN),
         nn.ReLU(),
         nn.LogSoftmax(dim=1),
-        nn.Linear(hidden, num_classes),
+        nn.Linear(HIDDEN, num_classes),
     )
 
 
@@ -124,41 +114,36 @@ def prepare(data_dir: str) -> PreparedRun:
         return prepared
 
 
-def write_split(prepared: PreparedRun, folder: Path) -> None:
-    """Write the examples of all clients, as our networks get them, into a folder of PFLlib."""
-    white, mean, deviation = prepared.federation.scale.reshape(3, -1, 1, 1)
-    inputs = ((prepared.federation.x / white - mean) / deviation).numpy()
-    labels = prepared.divided.dataset.y
-    for client, positions in enumerate(prepared.divided.positions):
-        for part, rows in (("train", positions.train), ("test", positions.test)):
-            path = folder / "dataset" / NAME / part / f"{client}.npz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            examples = {"x": inputs[rows], "y": labels[rows]}
-            np.savez(path, data=np.array(examples, dtype=object))
+def run_fluke(method: str, python: str, clients: Sequence[ClientExamples]) -> Scores:
+    """Run fluke for all seeds, each in a process of its own."""
+    program = Path(__file__).with_name("fluke_arm.py")
+    scores: Scores = {"pooled": [], "mean": []}
+    with tempfile.TemporaryDirectory() as folder:
+        examples = Path(folder) / "examples.npz"
+        result = Path(folder) / "result.json"
+        arrays = {}
+        for client, parts in enumerate(clients):
+            for part, (x, y) in parts.items():
+                arrays |= {f"{part}_x_{client}": x, f"{part}_y_{client}": y}
+
+        np.savez(examples, **arrays)
+        for seed in SEEDS:
+            words = [method, seed, examples, result, ROUNDS, LR, BATCH]
+            command = [python, str(program), *map(str, words)]
+            environment = os.environ | {"PYTHONPATH": str(program.parent)}
+            subprocess.run(command, cwd=folder, env=environment, check=True)
+            counts = json.loads(result.read_text())
+            right = sum(client_right for client_right, _ in counts)
+            scores["pooled"].append(right / sum(total for _, total in counts))
+            scores["mean"].append(statistics.fmean(right / total for right, total in counts))
+
+    return scores
 
 
-def run_theirs(method: str, folder: Path, python: str) -> list[float]:
-    """Run PFLlib's program for all seeds, and return the last accuracy of each, over examples."""
-    words = [*THEIRS[method], "-data", NAME, "-m", "DNN", "-ncl", "10", "-nc", str(DATA["clients"])]
-    words += ["-lbs", str(BATCH), "-lr", str(LR), "-ls", "1", "-gr", str(ROUNDS)]
-    words += ["-eg", str(ROUNDS), "-t", str(len(SEEDS)), "-dev", "cpu", "-go", "fedtailor"]
-    program = [python, "main.py", *words]
-    subprocess.run(program, cwd=folder / "system", check=True, stdout=subprocess.DEVNULL)
-
-    accuracies = []
-    for number in range(len(SEEDS)):
-        file = folder / "results" / f"{NAME}_{THEIRS[method][1]}_fedtailor_{number}.h5"
-        read = [python, "-c", _READ, str(file)]
-        done = subprocess.run(read, capture_output=True, text=True, check=True)
-        accuracies.append(json.loads(done.stdout)[-1])
-
-    return accuracies
-
-
-def run_ours(method: str, data_dir: str, variant: str) -> dict[str, list[float]]:
-    """Run our method for all seeds; return accuracies over examples and means over clients."""
+def run_ours(method: str, data_dir: str, variant: str) -> Scores:
+    """Run our method for all seeds."""
     model, drop_last = VARIANTS[variant]
-    scores: dict[str, list[float]] = {"pooled": [], "mean": []}
+    scores: Scores = {"pooled": [], "mean": []}
     with tempfile.TemporaryDirectory() as folder:
         for seed in SEEDS:
             config = configuration(method, seed, data_dir, model, drop_last=drop_last)
@@ -168,6 +153,11 @@ def run_ours(method: str, data_dir: str, variant: str) -> dict[str, list[float]]
                 values.append(accuracy[averaging])
 
     return scores
+
+
+def variants_of(method: str) -> list[str]:
+    """Return the variants in which our method is measured."""
+    return [name for name in VARIANTS if "divided" not in name or method in DIVIDED]
 
 
 def record_name(method: str, variant: str) -> str:
@@ -182,33 +172,49 @@ def main() -> None:
     )
     parser.add_argument("methods", nargs="*", default=list(OURS), help="methods (default: all)")
     parser.add_argument("--data-dir", default="", help="folder of the data sets")
-    parser.add_argument("--pfllib", type=Path, help="clone of PFLlib")
-    parser.add_argument("--python", default="python", help="that of PFLlib's environment")
     parser.add_argument("--ours", action="store_true", help="measure ours")
+    parser.add_argument("--pfllib", type=Path, help="measure PFLlib: its clone")
+    parser.add_argument("--fluke", action="store_true", help="measure fluke")
+    parser.add_argument("--python", default="python", help="that of the other's environment")
     options = parser.parse_args()
 
     prepared = prepare(options.data_dir)
+    clients = examples_of(prepared)
     shared = {"benchmark": BENCHMARK, "split_sha256": prepared.split["split_sha256"]}
     shared |= {"seeds": list(SEEDS), "rounds": ROUNDS, "lr": LR, "batch": BATCH}
     shared |= describe_machine()
+
+    def save(name: str, method: str, program: str, scores: Scores, **more: str) -> None:
+        """Write a record, and say what is in it."""
+        record = {"method": method, "program": program, **more, **scores}
+        save_record(BENCHMARK, name, {**shared, **record})
+        print(name, scores, flush=True)
+
     if options.pfllib:
-        write_split(prepared, options.pfllib)
-        git = ["git", "-C", str(options.pfllib), "rev-parse", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+        pfllib.write_examples(clients, options.pfllib)
 
     for method in options.methods:
-        if options.pfllib:
-            pooled = run_theirs(method, options.pfllib, options.python)
-            record = {"method": method, "program": "PFLlib", "commit": commit, "pooled": pooled}
-            save_record(BENCHMARK, f"pfllib-{method}", {**shared, **record})
-            print(method, "PFLlib", pooled, flush=True)
-
         if options.ours:
-            for variant in VARIANTS:
+            for variant in variants_of(method):
                 scores = run_ours(method, options.data_dir, variant)
-                record = {"method": method, "program": "fedtailor", "variant": variant, **scores}
-                save_record(BENCHMARK, record_name(method, variant), {**shared, **record})
-                print(method, variant, scores, flush=True)
+                save(record_name(method, variant), method, "fedtailor", scores, variant=variant)
+
+        if options.pfllib:
+            scores = pfllib.run_method(method, options.pfllib, options.python, len(clients))
+            commit = pfllib.commit_of(options.pfllib)
+            save(f"pfllib-{method}", method, "PFLlib", scores, commit=commit)
+
+        if options.fluke:
+            scores = run_fluke(method, options.python, clients)
+            version = version_of("fluke-fl", options.python)
+            save(f"fluke-{method}", method, "fluke", scores, version=version)
+
+
+def version_of(package: str, python: str) -> str:
+    """Return the version of a package in another environment."""
+    code = f"from importlib.metadata import version; print(version('{package}'))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":
