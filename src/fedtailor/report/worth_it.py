@@ -224,7 +224,7 @@ def _verdicts(
     columns = ["site", "verdict", "difference (95 % interval)"]
     columns += [f"{_short_name(measure)} own / pers." for measure in MEASURES]
     columns += ["test examples", *(["groups"] if has_groups else [])]
-    columns += ["majority class", "best own model"]
+    columns += ["largest class", "best own model"]
 
     rows: list[Sequence[Cell]] = []
     for site in sites:
@@ -254,7 +254,8 @@ def _explanation(record: Record, sites: Sequence[Record]) -> str:
     sentences = [
         f"difference: {measure_name(measure)} of the personalized model minus that of the best own "
         f"model, on the same examples{unit}. own / pers.: scores of the best own and of the "
-        "personalized model. balanced: balanced accuracy, in which every class counts the same."
+        "personalized model. balanced: balanced accuracy, in which every class counts the same. "
+        "largest class: share of the most frequent class of the test examples."
     ]
     if used - {LOCAL, MAJORITY}:
         sentences.append("best own model: chosen by the site's own training examples.")

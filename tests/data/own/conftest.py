@@ -383,6 +383,7 @@ BROKEN = [
     ("error", "missing_label_column", "missing label column", _table("a,b\n1,2\n")),
     ("error", "ragged_row", "ragged rows", _table("a,b,label\n1,2,0\n1,2\n3,4,1\n")),
     ("error", "not_a_number", "decimal commas", _table('a,b,label\n1,"1,5",0\n3,4.5,1\n')),
+    ("error", "no_header", "values in the first line", _table("63.0,1.0,1.0\n37.0,1.0,0.0\n")),
     ("warning", "mixed_column", "text and numbers", _table("a,b,label\n1,x,0\n3,4,1\n")),
     ("skipped", "empty_column", "a column without values", _empty_column),
     ("error", "dates", "dates", _table("a,b,label\n1,2020-01-31,0\n3,2020-02-01,1\n")),

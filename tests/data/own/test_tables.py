@@ -352,7 +352,22 @@ def test_text_far_down_in_a_column_of_numbers_is_found(tmp_path, monkeypatch):
     assert not findings.errors and not dataset.raw.columns[0].texts
     np.testing.assert_array_equal(dataset.x[498:, 0], [498, 499, np.nan, 7.5, np.nan])
     _, findings = read(write(tmp_path / "d", a=column([*numbers, "high"])))
-    assert errors(findings) == [("too_many_categories", "a.csv:505")]
+    assert errors(findings) == [("stray_text", "a.csv:505")]
+
+
+def test_a_typing_error_in_a_column_of_numbers_is_an_error_that_says_how_to_read_it(tmp_path):
+    """Up to 5 % of the cells; more text, or few different numbers, is a column of categories."""
+    ages = [[str(20 + row % 50), row % 2] for row in range(60)]
+    ages[7][0] = "about 50"
+    folder = write(tmp_path / "d", a=[["age", "label"], *ages])
+    _, findings = read(folder)
+    (problem,) = findings.errors
+    assert (problem.kind, problem.path) == ("stray_text", "a.csv:9")
+    assert "text in 1 of 60 cells, such as 'about 50' (row 9 of 'a.csv')" in problem.message
+    assert """--set 'data.missing_values={age = ["about 50"]}'""" in problem.message
+
+    dataset, findings = read(folder, missing_values={"age": ("about 50",)})
+    assert not findings.errors and np.isnan(dataset.x[7, 0])
 
 
 def test_a_wide_table_costs_one_reading_of_every_cell(monkeypatch):
@@ -437,7 +452,8 @@ TEXTS = [
     ([f"the patient {n} was seen today" for n in range(6)], "free_text"),
     ([f"patient {n}" for n in range(60)], "too_many_categories"),
     ([f"ward {n % 60}" for n in range(600)], "too_many_categories"),
-    ([*range(100), "high"], "too_many_categories"),
+    ([*range(100), "high"], "stray_text"),
+    ([*range(100), *["high", "low"] * 10], "too_many_categories"),
     ([f"patient {n}" for n in range(10_000)], "too_many_categories"),
 ]
 

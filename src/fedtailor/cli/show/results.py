@@ -92,6 +92,9 @@ def _explanation(result: Mapping[str, Any]) -> str:
     if "validation" in metrics:
         sentences.append("validation: the personalized models on validation examples.")
 
+    if "local" in metrics:
+        sentences.append("local: a client's model right after its training, before averaging.")
+
     if "personalized" in metrics:
         adaptation = metrics["personalized"]["adaptation"]
         if adaptation == "none":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -24,6 +26,7 @@ from fedtailor.data.own.patterns import (
     is_number,
     leave_out_text,
     matches,
+    missing_value_text,
     option_text,
     share_like,
 )
@@ -33,6 +36,11 @@ _CELLS_OF_A_CATEGORY = 5
 """A column with fewer cells than this for each of its many texts looks like an identifier."""
 
 _WORDS_OF_FREE_TEXT = 5
+
+_NUMBERS_OF_A_MEASUREMENT = 10
+"""A column with as many different numbers measures something: its numbers are not categories."""
+_STRAY = 0.05
+"""Share of the cells up to which text in such a column is a typing error."""
 
 _FEW_COLUMNS = 1_000
 """Columns of numbers in whose values heavy tails are looked for: of more, it takes seconds."""
@@ -208,10 +216,13 @@ def _note_missing_words(features: Sequence[_Feature], findings: Findings) -> Non
         if feature.is_text:
             continue
 
-        for table, cells in zip(feature.tables, feature.cells, strict=True):
-            words = [f"{show(word)} {count}" for word, count in cells.missing_words.items()]
-            if words:
-                columns.append(f"{show(feature.name)} in {table.place.path}: {joined(words)}")
+        counts: Counter[str] = Counter()
+        for cells in feature.cells:
+            counts.update(cells.missing_words)
+
+        if counts:
+            words = joined(f"{show(word)} {count}" for word, count in counts.items())
+            columns.append(f"{show(feature.name)}: {words}")
 
     if columns:
         findings.note(f"Words among numbers that are missing values: {'; '.join(columns)}.")
@@ -263,9 +274,19 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
             message = f"{title} holds {what}, such as {show(text)}. {advice} {leave_out}"
             yield Finding(kind, message, line)
 
+    num_filled = sum(cells.num_filled for cells in feature.cells)
+    num_texts = sum(at.num_rows for at in feature.text_at if at is not None)
+    if len(numbers) >= _NUMBERS_OF_A_MEASUREMENT and num_texts <= _STRAY * num_filled:
+        text = json.dumps(others[0], ensure_ascii=False)
+        message = (
+            f"{title} holds numbers, but text in {num_texts} of {num_filled} cells, such as "
+            f"{example}. Correct or empty them, or say which text means a missing value: "
+            f"{missing_value_text(feature.name, text)}."
+        )
+        yield Finding("stray_text", message, line)
+
     # Long texts that rarely occur twice.
     words = sum(len(text.split()) for text in others) / max(len(others), 1)
-    num_filled = sum(cells.num_filled for cells in feature.cells)
     is_varied = len(texts) > max(min(num_filled / 2, MAX_CATEGORIES), 2)
     if words >= _WORDS_OF_FREE_TEXT and is_varied:
         message = f"{title} holds free text, such as {show(others[0])}. {leave_out}"

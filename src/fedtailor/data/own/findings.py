@@ -166,4 +166,5 @@ class FindingPlace:
     def skip_empty(self) -> None:
         """Add that the site has no examples; nothing is added if the data has no sites."""
         if self.site:
-            self.add("empty_site", f"Site {show(self.site)} has no examples and is left out.")
+            message = f"Site {show(self.site)} has no examples: it is left out, and gets no model."
+            self.add("empty_site", message)

@@ -119,6 +119,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "error": {
             "damaged_table": "damaged Parquet files",
             "broken_table": "tables with an unreadable line",
+            "no_header": "tables whose first line holds values, not names of columns",
             "second_header": "tables with a second line of headers",
             "pyarrow_missing": "Parquet files without pyarrow, which reads them",
             "missing_label_column": "tables without the column of labels, or where none is obvious",
@@ -143,6 +144,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "time_series": "columns of time series: lists of numbers in cells",
             "image_paths": "columns of paths of images that are not called `image`",
             "free_text": "columns of free text",
+            "stray_text": "columns of numbers with text in at most 5 % of their cells",
             "too_many_categories": "columns with more than 50 categories",
         },
         "error, warning": {

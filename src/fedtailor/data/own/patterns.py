@@ -258,6 +258,17 @@ def leave_out_text(name: str) -> str:
     return option_text("leave_out", json.dumps([name], ensure_ascii=False))
 
 
+def missing_value_text(name: str, value: str) -> str:
+    """Return what to type for a value of a column, in TOML, that means a missing value.
+
+    >>> print(missing_value_text("chol", "0"))
+    --set 'data.missing_values={chol = [0]}'
+    """
+    is_bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    key = name if is_bare else json.dumps(name, ensure_ascii=False)
+    return option_text("missing_values", f"{{{key} = [{value}]}}")
+
+
 def reworded(text: str, forms: Mapping[str, str], other: str) -> str:
     """Return a message in which what :func:`option_text` says can be typed where its reader is.
 

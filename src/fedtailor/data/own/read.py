@@ -29,8 +29,9 @@ _SHOWN = 3
 
 _TOLD_BY_RUNS = (
     *("unit_differs", "value_means_missing", "empty_at_site", "many_numbers", "few_examples"),
+    "empty_site",
 )
-"""Warnings that a run repeats in full."""
+"""Problems that a run repeats in full."""
 _MOST_TOLD = 10
 
 _NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "image_paths")

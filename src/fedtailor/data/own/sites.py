@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtailor.data.own.findings import Finding, Findings, Site
 from fedtailor.data.own.names import counted, joined, listed, show
-from fedtailor.data.own.patterns import option_text
+from fedtailor.data.own.patterns import missing_value_text
 
 FEW = 20
 """Sites with fewer training examples get a warning."""
@@ -152,7 +152,7 @@ def compare_sites(name: str, values: Mapping[str, np.ndarray]) -> Iterator[Findi
             continue
 
         counts = joined(f"{show(site)} {count}" for site, count in sites.items())
-        option = option_text("missing_values", f"{{{_key(name)} = [{code:g}]}}")
+        option = missing_value_text(name, f"{code:g}")
         message = (
             f"Column {show(name)} has many cells of {code:g}, far from all other values: {counts}. "
             f"If it means that nothing was measured: {option}."
@@ -172,12 +172,6 @@ def _possible_codes(filled: Mapping[str, np.ndarray]) -> list[float]:
             ends |= {float(cells.min()), float(cells.max())}
 
     return sorted(ends & _CODES)
-
-
-def _key(name: str) -> str:
-    """Return the name of a column as a key of TOML."""
-    is_bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if is_bare else f'"{name}"'
 
 
 def _find_code(code: float, filled: Mapping[str, np.ndarray]) -> dict[str, int]:

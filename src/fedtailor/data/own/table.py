@@ -29,7 +29,7 @@ from fedtailor.data.own.decimals import find_meanings, rewrites
 from fedtailor.data.own.findings import FindingPlace, Findings, Unusable
 from fedtailor.data.own.kinds import DATES, SERIES
 from fedtailor.data.own.names import listed, safe_name, show
-from fedtailor.data.own.patterns import cell_of
+from fedtailor.data.own.patterns import cell_of, is_number
 
 TABLES = (".csv", ".parquet", ".pq")
 """Endings of the names of tables, in upper or lower case."""
@@ -109,7 +109,7 @@ def read_cells(
     rules = sought.rules
     table = read(rewrites(rules, {}), place)
 
-    # What a comma is in a column, all of its numbers say together.
+    # All numbers of a column together decide what its commas mean.
     numbers = [name for name in table.names if sought.may_hold_numbers(name)]
     meanings = find_meanings(table, numbers, rules)
     if not meanings:
@@ -147,6 +147,17 @@ def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...]:
         place.add("duplicate_column", f"More than one column is called {listed(repeated)}.")
 
     return tuple(names)
+
+
+def _are_values(names: Sequence[str]) -> bool:
+    """Return whether most names are numbers that nobody calls columns: fractions, or twice.
+
+    >>> _are_values(["63.0", "1.0", "145.0", "yes"]), _are_values(["0", "1", "2", "label"])
+    (True, False)
+    """
+    numbers = [name.strip() for name in names if is_number(name)]
+    is_count = len(set(numbers)) == len(numbers) and all(name.isdecimal() for name in numbers)
+    return len(numbers) > len(names) / 2 and not is_count
 
 
 def unnamed(number: int) -> str:
@@ -204,6 +215,11 @@ def _read_text(raw: bytes, encoding: str, place: FindingPlace, sought: Sought, l
         text.seek(0)
         reader = csv.reader(text, delimiter=delimiter, strict=True)
         header = next(row for row in reader if "".join(row).strip())
+        if _are_values(header):
+            shown = listed(map(safe_name, header), 5)
+            message = f"The first line holds values, not names of columns: {shown}."
+            raise Unusable("no_header", f"{message} Add a line of names above it.")
+
         names = read_header(header, place)
         if delimiter != ",":
             place.findings.note(f"Tables have {_DELIMITERS[delimiter]} between their cells.")

@@ -24,7 +24,7 @@ from fedtailor.data.own.features import check_features, collect_features, join_f
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Finding, FindingPlace, Findings, Site
 from fedtailor.data.own.labels import guess_label, name_classes
 from fedtailor.data.own.like import TrainingTables, check_names, check_texts, names_of_texts
-from fedtailor.data.own.names import counted, listed, safe_name, show
+from fedtailor.data.own.names import listed, safe_name, show
 from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_label, leave_out_text
 from fedtailor.data.own.table import Sought, read_table
 
@@ -418,12 +418,12 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
         names = set(table.used)
         here = [name for name in table.used if name in extra]
         for name, count in having.items():
-            number = counted(count, "table has", "tables have")
-            message = f"Column {show(name)} differs: {number} it, of {total}."
             if name in here:
+                message = f"Column {show(name)} is in {count} of {total} tables only."
                 hint = f" To leave it out: {leave_out_text(name)}."
                 table.table.place.add("extra_column", message + hint)
             elif name not in names and name not in extra:
+                message = f"No column {show(name)}: {count} of {total} tables have it."
                 other = _similar(name, here)
                 hint = f" Is it {show(other)} here? Then rename it." if other else ""
                 table.table.place.add("missing_column", message + hint)
