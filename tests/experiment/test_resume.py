@@ -397,6 +397,22 @@ def test_an_edited_split_is_refused(folder):
         run(config(), out="one")
 
 
+def test_a_run_of_an_own_method_that_has_changed_since_is_not_taken_for_it(folder, monkeypatch):
+    """Neither a finished one, whose scores would be those of before, nor an interrupted one."""
+    source = "from fedtailor.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    (folder / "changing_method.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    own = config(algorithm__name="changing_method:Mine", federation__rounds=2)
+    run(own, out="finished")
+    interrupted(own, "interrupted", after=1)
+    assert "holds this run, and it has finished" in "".join(resumed(own, "finished").notes)
+
+    (folder / "changing_method.py").write_text(f"{source}    # another version\n")
+    for out in ("finished", "interrupted"):
+        with pytest.raises(ConfigError, match="another version of algorithm.name: its file has"):
+            run(own, out=out)
+
+
 def test_provenance_is_that_of_the_software_with_which_a_run_begins(folder):
     interrupted(config(), "one", after=1)
     provenance = Path("one/provenance.json")

@@ -197,7 +197,7 @@ def test_only_seeds_of_the_same_data_and_split_are_compared_client_by_client(tmp
 def test_every_difference_between_the_runs_is_a_warning(tmp_path):
     scores = {"personalized": shares([4, 6])}
     settings = {
-        "training": {"epochs": 5, "batch_size": 8},
+        "training": {"epochs": 5, "batch_size": 8, "lr": 0.3},
         "model": {"name": "cnn"},
         "evaluation": {"select": "best"},
     }
@@ -226,6 +226,7 @@ def test_every_difference_between_the_runs_is_a_warning(tmp_path):
         "data: digits with digest d (fedavg); mnist with digest e (ditto)",
         "training.epochs: 1 (fedavg); 5 (ditto)",
         "training.batch_size: not recorded (fedavg); 8 (ditto)",
+        "training.lr: not recorded (fedavg); 0.3 (ditto)",
         "federation.participation: all (fedavg); 0.5 (ditto)",
         "federation.robust_share: not recorded (fedavg); 0.4 (ditto)",
         "evaluation.select",

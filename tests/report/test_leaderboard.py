@@ -153,7 +153,7 @@ def test_every_row_of_a_table_leads_to_its_records(two_federations):
 
 
 def test_the_command_of_an_own_method_names_what_was_tried(monkeypatch):
-    monkeypatch.setattr(leaderboard, "source_digest", lambda _: "")
+    monkeypatch.setattr(leaderboard, "source_digest", lambda *_, **__: "")
     own = record("digits", "mine:Mine", 0, [0.5])
     own["tried"] = {"algorithm.penalty": [0.1, 1.0]}
     assert '--values "algorithm.penalty=[0.1, 1.0]"' in command_of(own)
@@ -238,7 +238,7 @@ def test_the_page_says_what_is_there_and_who_is_told_apart(two_federations, tmp_
     assert (tmp_path / "board.png").read_bytes().startswith(b"\x89PNG")
     one = board(record("digits", "apfl", 0, clients(0.5)))
     assert "no ranks yet" in page_of(one, "a.png", "records.md")
-    assert "0 are there" in page_of({}, "a.png", "records.md")
+    assert "**0 of " in page_of({}, "a.png", "records.md")
 
 
 def test_names_at_the_front_are_those_that_none_beats_at_less_cost(two_federations):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from fedtailor.core.errors import ConfigError, did_you_mean
@@ -56,3 +59,22 @@ def find_target(target: str, *, what: str, key: str) -> Any:
         raise ConfigError(message, key=key, got=target)
 
     return value
+
+
+def source_digest(target: str, *, what: str, key: str) -> str:
+    """Return the SHA-256 of the file that holds a function or class; of no file that it imports.
+
+    Args:
+        target: the text, see :func:`find_target`.
+        what: the kind of thing, for messages.
+        key: the option that holds it, for messages.
+
+    Raises:
+        ConfigError: it cannot be imported, or is in no file.
+    """
+    module = inspect.getmodule(find_target(target, what=what, key=key))
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise wrong_value(key, f"a {what} in a file", target)
+
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -12,7 +12,6 @@ protocol, or of another version of a user's own method, does not count. No torch
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -28,6 +27,7 @@ from fedtailor.core.atomic import append_lines, cut_unfinished_line, make_folder
 from fedtailor.core.errors import ConfigError, DataError, RunError, find_name
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import damaged, read_lines
+from fedtailor.core.targets import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,25 +241,13 @@ class Cell:
     @property
     def digest(self) -> str:
         """The beginning of a SHA-256 of all that decides the result, but data and versions."""
-        facts = [VERSION, TRIALS, self.sections(), dict(self.tried), source_digest(self.method)]
+        source = ""
+        if self.method not in ALGORITHMS:
+            source = source_digest(self.method, what="algorithm", key="method")
+
+        facts = [VERSION, TRIALS, self.sections(), dict(self.tried), source]
         text = json.dumps(facts, sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def source_digest(method: str) -> str:
-    """Return the SHA-256 of the module of a user's own method; empty for a method of the table.
-
-    Raises:
-        ConfigError: there is no such method.
-    """
-    if method in ALGORITHMS:
-        return ""
-
-    module = inspect.getmodule(load_algorithm(method))
-    file = getattr(module, "__file__", None)
-    if file is None:
-        raise wrong_value("method", "a class in a file", method)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def make_cells(
@@ -286,7 +274,7 @@ def make_cells(
     for method in methods or METHODS:
         if ":" not in method:
             method = find_name("algorithm", method, ALGORITHMS, key="method")
-        source_digest(method)  # a method that is not there is told at once
+        load_algorithm(method)  # a method that is not there is told at once
         names.append(method)
 
     combinations = math.prod(len(tried) for tried in (values or {}).values())

@@ -184,6 +184,10 @@ class RunRecords:
             return self.seeds[seed]
 
         seeds = ", ".join(map(str, self.seeds)) or str(self.config.get("seed"))
+        if seed is None:
+            message = f"'{self.path}' holds a run with the seeds {seeds}: say which one is meant."
+            raise ConfigError(message, key="seed", allowed=list(self.seeds), got=seed)
+
         raise wrong_value("seed", f"one of those that '{self.path}' holds ({seeds})", seed)
 
     def model(
@@ -494,6 +498,7 @@ def chance_warning(chance: Mapping[str, Any]) -> str:
         names += f" and {len(unclear) - _MOST_CLIENTS} more"
 
     return (
-        f"at {len(unclear)} of {chance['asked']} clients ({names}) the balanced accuracy of the "
-        "personalized model cannot be told from guessing: its 95 % interval reaches it."
+        f"at {len(unclear)} of the {chance['asked']} clients with enough test examples ({names}) "
+        "the balanced accuracy of the personalized model cannot be told from guessing: its 95 % "
+        "interval includes that."
     )

@@ -176,6 +176,30 @@ def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Pa
             )
 
 
+def refuse_other_code(begun: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Check that the user's own method and network are those with which a run began.
+
+    Args:
+        begun: the provenance of the run.
+        now: what its provenance would be today.
+        path: the run folder.
+
+    Raises:
+        ConfigError: a file has changed.
+    """
+    for key, before in begun.get("own_code", {}).items():
+        today = now["own_code"].get(key)
+        if today != before:
+            raise ConfigError(
+                f"'{path}' holds a run of another version of {key}: its file has changed. Choose "
+                "another folder with --out.",
+                key=key,
+                path=path,
+                allowed=before,
+                got=today,
+            )
+
+
 def refuse_edited_split(split: SplitRecord, path: Path) -> None:
     """Check that the split in a run folder, if it is there already, is the one of the run.
 

@@ -14,6 +14,7 @@ from fedtailor.core.errors import all_done
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
+from fedtailor.core.targets import source_digest
 from fedtailor.data.split import SplitRecord
 from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
@@ -32,6 +33,7 @@ from fedtailor.experiment.reader import fold_folder, holds_run, read_provenance,
 from fedtailor.experiment.resume import (
     begun_config,
     refuse_edited_split,
+    refuse_other_code,
     refuse_other_configuration,
     refuse_other_data,
     values_at_start,
@@ -379,9 +381,12 @@ def _create_folder(path: Path, prepared: PreparedRun, split: SplitRecord, config
 
 
 def _refuse_other_inputs(path: Path, prepared: PreparedRun, split: SplitRecord) -> None:
-    """Check that the run in a folder, if there is one, began with the data and split of today."""
+    """Check that the run in a folder, if there is one, began with data and code of today."""
     if holds_run(path):
-        refuse_other_data(read_provenance(path), _provenance_of_inputs(prepared, split), path)
+        begun = read_provenance(path)
+        now = _provenance_of_inputs(prepared, split)
+        refuse_other_data(begun, now, path)
+        refuse_other_code(begun, now, path)
         refuse_edited_split(split, path)
 
 
@@ -457,7 +462,21 @@ def _provenance_of_inputs(prepared: PreparedRun, split: SplitRecord) -> dict[str
     return {
         "data": describe_data(prepared.divided.division.dataset),
         "split_sha256": split["split_sha256"],
+        "own_code": _digests_of_own_code(prepared.config),
         "reduction": REDUCTION_VERSION,
+    }
+
+
+def _digests_of_own_code(config: Config) -> dict[str, str]:
+    """Return the digests of the files that hold the user's own method and network, by option."""
+    used = {
+        "algorithm.name": (config.algorithm.name, "algorithm"),
+        "model.name": (config.model.name, "model"),
+    }
+    return {
+        key: source_digest(name, what=what, key=key)
+        for key, (name, what) in used.items()
+        if ":" in name
     }
 
 

@@ -137,8 +137,9 @@ def _other_splits(finished: Sequence[Method]) -> Iterator[str]:
         unknown = groups.pop("", [])
         if len(groups) > 1:
             words = "; ".join(", ".join(labels) for labels in groups.values())
-            words = f"these groups of methods have different data or splits: {words}. Only "
-            seeds_by_words.setdefault(f"{words}methods of one group", []).append(seed)
+            words = f"these groups of methods have different data or splits: {words}. Their means "
+            words += "say nothing about each other. Only methods of one group"
+            seeds_by_words.setdefault(words, []).append(seed)
         if unknown:
             words = f"the split of {', '.join(unknown)} is not recorded. Only other methods"
             seeds_by_words.setdefault(words, []).append(seed)
@@ -171,8 +172,8 @@ def _facts(method: Method, scores: Mapping[int, MetricScores]) -> dict[str, str]
         facts[f"training.{key}"] = in_words(value)
 
     for key in option_annotations():
-        is_setting = key.startswith(("federation.", "evaluation.")) or key == "training.precision"
-        if is_setting and key not in _NOT_COMPARED:
+        is_setting = key.startswith(("federation.", "evaluation.", "training."))
+        if is_setting and key not in facts and key not in _NOT_COMPARED:
             facts[key] = in_words(settings.get(key, _UNKNOWN))
 
     facts[_WHO_TRAINS] = in_words(settings.get("federation.train", _UNKNOWN))

@@ -300,8 +300,8 @@ def _what_is_there(records: Mapping[str, Record]) -> Iterator[str]:
     known = [record["processor_seconds"] or 0.0 for record in records.values()]
     hours = missing_hours(records)
     text = (
-        f"**Of {total} cells, {there} are there**; their trials took {sum(known) / 3600:.1f} hours "
-        "of one core."
+        f"**{there} of {total} cells are measured so far**; their trials took "
+        f"{sum(known) / 3600:.1f} hours of one core."
     )
     if hours:
         text += f" The missing ones will take about {sum(hours.values()):.1f} hours of one core"
