@@ -14,7 +14,6 @@ from fedtailor.core.errors import all_done
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
-from fedtailor.core.targets import source_digest
 from fedtailor.data.split import SplitRecord
 from fedtailor.experiment import summary
 from fedtailor.experiment.assembly import PreparedRun, assemble
@@ -469,14 +468,17 @@ def _provenance_of_inputs(prepared: PreparedRun, split: SplitRecord) -> dict[str
 
 def _digests_of_own_code(config: Config) -> dict[str, str]:
     """Return the digests of the files that hold the user's own method and network, by option."""
-    used = {
-        "algorithm.name": (config.algorithm.name, "algorithm"),
-        "model.name": (config.model.name, "model"),
-    }
+    named = {"algorithm": config.algorithm.name, "model": config.model.name}
+    own = {what: name for what, name in named.items() if ":" in name}
+    if not own:
+        return {}
+
+    # Most runs have none, and do not import this.
+    from fedtailor.core.targets import source_digest
+
     return {
-        key: source_digest(name, what=what, key=key)
-        for key, (name, what) in used.items()
-        if ":" in name
+        f"{what}.name": source_digest(name, what=what, key=f"{what}.name")
+        for what, name in own.items()
     }
 
 
