@@ -97,7 +97,7 @@ docs: $(VENV)/.installed-docs
 	@echo "open docs/_build/html/index.html"
 
 docs-serve: docs
-	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html 8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html 8080
 
 clean:
 	rm -rf $(VENV) $(FLOWER) .venv-ray build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -48,7 +48,7 @@ def test_who_connects_and_who_is_lost_is_said_once(messages, capsys):
     messages.attendance({"clinic": site(), "practice": site(online=False)})
     assert said(capsys) == ["clinic is connected"]
     messages.attendance({"clinic": site(online=False, heard=70), "practice": site(online=False)})
-    assert said(capsys) == ["clinic is no longer connected, last heard of 1 min 10 s ago"]
+    assert said(capsys) == ["clinic is no longer connected, last heard from 1 min 10 s ago"]
 
 
 def test_who_is_late_is_said_in_one_line_and_again_after_a_minute(
@@ -61,13 +61,15 @@ def test_who_is_late_is_said_in_one_line_and_again_after_a_minute(
     }
     messages.attendance(late)
     line = said(capsys)[-1]
-    assert "clinic (connected, last heard of 45 s ago, lost)" in line
+    assert "clinic (connected, last heard from 45 s ago, lost)" in line
     assert "practice (not connected" in line and "unknown" not in line
     messages.attendance(late)
     assert said(capsys) == []
     monkeypatch.setattr(time, "time", lambda: now + 61)
     messages.attendance(late)
-    assert said(capsys)[0].startswith("waiting for clinic (connected, last heard of 1 min 46 s ago")
+    assert said(capsys)[0].startswith(
+        "waiting for clinic (connected, last heard from 1 min 46 s ago"
+    )
 
 
 def test_a_site_that_was_late_and_has_answered_is_named(messages, capsys):
@@ -81,7 +83,7 @@ def test_of_many_late_sites_the_first_are_named(messages, capsys):
         {f"site{number:02d}": site(online=False, waited=30) for number in range(30)}
     )
     (line,) = said(capsys)
-    assert line.endswith("site07 (not connected, never heard of yet), 22 more")
+    assert line.endswith("site07 (not connected, never heard from yet), 22 more")
 
 
 def test_everything_that_happens_is_said_however_long_it_runs(messages, capsys):

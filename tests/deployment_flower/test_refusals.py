@@ -83,7 +83,7 @@ def refused(command, text):
 def test_a_site_whose_key_is_not_registered_is_told_so(stranger):
     refused(
         started(stranger),
-        "the server refuses this site's key: it is not registered (`fedtailor deploy add`)",
+        "or the key is not registered (`fedtailor deploy add`)",
     )
 
 

@@ -88,7 +88,8 @@ def add(
 ) -> None:
     """Register a site, so that it can connect.
 
-    It takes part in a run that is under way from the next round on, and in later runs.
+    It takes part in a run that is under way from the next round on, and in later runs. If it
+    connects during the last round, it belongs to the next run.
     """
     from fedtailor.cli.show.sites import show_added
     from fedtailor.deployment.federation_folder import FederationFolder
@@ -180,7 +181,7 @@ def allow(
 
 @deploy_app.command("sites", cls=Command)
 def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
-    """List the registered sites, and when each was last heard of."""
+    """List the registered sites, and when each was last heard from."""
     from fedtailor.cli.show.sites import show_sites
     from fedtailor.deployment.federation_folder import FederationFolder, read_attendance
 
@@ -278,7 +279,7 @@ def demo(
 
     The labels of the fourth site are shuffled.
 
-    It takes about two minutes, and three with --secure.
+    It takes some minutes, and longer with --secure.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.cli.show.sites import show_sites_demo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,7 +61,7 @@ def init(
 
     # The site may be started from another folder. "package.module:function" is not a path.
     is_path = ":" not in data and data.strip()
-    source = str(Path(data).expanduser().absolute()) if is_path else data
+    source = os.path.abspath(Path(data).expanduser()) if is_path else data
     made = init_site(folder, name, source, server)
 
     record = {"folder": str(folder), "key": str(made.public_key)}
@@ -111,7 +112,7 @@ def policy(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say what this site answers, as [policy] in its site.toml decides."""
+    """Say what this site answers, as the section `policy` of its site.toml decides."""
     from dataclasses import asdict
 
     from fedtailor.cli.show.console import say

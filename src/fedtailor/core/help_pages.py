@@ -27,7 +27,7 @@ PAGES = {
     "privacy.roster": "howto/site-trust",
     "privacy.secure_sums": "reference/secure-sums",
     "serve": "howto/fallback",
-    "site": "reference/site-options",
+    "site": "howto/site-faults",
     "site.policy": "howto/site-policy",
     "sweep": "howto/sweeping",
     "track": "howto/follow-a-run",

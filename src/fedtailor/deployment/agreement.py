@@ -371,12 +371,17 @@ def _refuse_refusal(name: str, head: Mapping[str, Any]) -> None:
     """Refuse a site that refuses, or that calls itself by another name than its registered one."""
     reason = refusal_in(head)
     if reason is not None:
-        raise RunError(f"site '{name}' refuses: {reason.rstrip('.')}.", key="site", got=name)
+        message = f"site '{name}' refuses: {reason.rstrip('.')}."
+        hint = " To begin without it: fedtailor deploy pause."
+        raise RunError(message + hint, key="site", got=name)
 
     claimed = _word(head.get("site"))
     if claimed != name:
         message = f"the site that is registered as '{name}' calls itself '{claimed}'."
-        hint = " Correct its site.toml."
+        hint = (
+            f" If '{name}' is wrong, remove it and register the site as '{claimed}', with a new "
+            "key; otherwise correct its site.toml."
+        )
         raise DataError(message + hint, key="site.name", allowed=name, got=claimed)
 
 

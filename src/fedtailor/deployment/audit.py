@@ -33,6 +33,10 @@ personal model is among them: both stay here.
 
 {table}
 
+Bytes are those of arrays, {total} in all. A dash stands for a few names and numbers beside them, \
+such as the names of the classes or the number of examples. What each means is in the reference: \
+"What leaves a site".
+
 {refused}Beside the messages of the method, this site shares: {share} (`share` in site.toml).{sums}
 
 {told}## What this site answers
@@ -201,7 +205,11 @@ def page(
         sentences = "\n".join(f"* {sentence}" for sentence in told)
         told_of = f"## What noise has let pass of its training examples\n\n{sentences}\n\n"
 
-    rows = [f"| {what} | {times[what]} | {sizes[what]:,} |" for what in sorted(times)]
+    rows = []
+    for what in sorted(times):
+        size = f"{sizes[what]:,}" if sizes[what] else "-"
+        rows.append(f"| {what} | {times[what]} | {size} |")
+
     table = "\n".join(["| what | times | bytes |", "|---|---|---|", *rows])
     return _PAGE.format(
         name=name,
@@ -209,6 +217,7 @@ def page(
         when=f" between {sent[0].get('time')} and {sent[-1].get('time')}" if sent else "",
         rounds=len(rounds),
         table=table if rows else "Nothing was sent yet.",
+        total=f"{sizes.total():,}",
         share=", ".join(share) or "nothing",
         sums=_in_sums(share),
         policy="\n".join(f"* {sentence}" for sentence in policy.describe()),

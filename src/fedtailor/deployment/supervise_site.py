@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.deployment.flower.processes import SiteProcesses, explain
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
 from fedtailor.deployment.options import SITE_FILE, load_site
@@ -30,6 +30,7 @@ def supervise_site(folder: Path, show: Callable[[str], None]) -> None:
     """
     options = load_site(folder)
     _check_files(folder, options.server)
+    _check_data(folder, options.data)
     host, port = check_address(options.server)
     log = LogFile(folder / "logs" / "site.log")
 
@@ -81,6 +82,18 @@ def _check_files(folder: Path, server: str) -> None:
         if not path.is_file():
             message = f"'{path}' is missing: 'fedtailor site check' says where it comes from."
             raise ConfigError(message, key=name, path=path)
+
+
+def _check_data(folder: Path, data: str) -> None:
+    """Check that the data of a site are there: the server asks for them when a run begins.
+
+    Raises:
+        DataError: they are not.
+    """
+    path = folder / Path(data).expanduser()
+    if ":" not in data and not path.exists():
+        message = f"the data of this site are not there: '{path}' ('data' in site.toml)."
+        raise DataError(message, key="site.data", path=path)
 
 
 def _connection(processes: SiteProcesses, server: str) -> str:

@@ -99,9 +99,9 @@ def _waited(seen: Mapping[str, Any], now: float) -> float:
 def _last_heard(seen: Mapping[str, Any], now: float) -> str:
     heard = seen.get("heard")
     if heard is None:
-        return "never heard of yet"
+        return "never heard from yet"
 
-    return f"last heard of {duration(max(now - heard, 0.0))} ago"
+    return f"last heard from {duration(max(now - heard, 0.0))} ago"
 
 
 def _in_words(names: Sequence[str], sites: Mapping[str, Mapping[str, Any]], now: float) -> str:
@@ -143,7 +143,7 @@ def show_finished(folder: Path, result: Mapping[str, Any]) -> None:
         rows.append([name, role, str(site["num_train"]), str(site["num_test"]), accuracy])
 
     if rows:
-        columns = ["site", "", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
+        columns = ["site", "", "training\nexamples", "test\nexamples", "personalized\naccuracy %"]
         table(f"{result['algorithm']}, {result['rounds']} rounds", columns, rows, left=2)
 
     show_means(result)

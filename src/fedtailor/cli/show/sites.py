@@ -78,7 +78,7 @@ def show_trusted(roster: SiteRoster, name: str) -> None:
 
 
 def show_sites(record: Mapping[str, Any]) -> None:
-    """Print the registered sites, and when each was last heard of."""
+    """Print the registered sites, and when each was last heard from."""
     if not record["sites"]:
         say("No site is registered yet: fedtailor deploy add FOLDER NAME KEY")
         return
@@ -110,7 +110,7 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
 
     # With secure sums, the server knows no score of a single site.
     show_means(result)
-    columns = ["site", "training\nexamples", "test\nexamples", "its own model\naccuracy %"]
+    columns = ["site", "training\nexamples", "test\nexamples", "personalized\naccuracy %"]
     unit = "exchanges" if result["exchanges"] else "rounds"
     if rows:
         table(f"Four sites, {result['algorithm']}, {result['rounds']} {unit}", columns, rows)
@@ -216,11 +216,12 @@ def show_site_status(folder: Path, record: Mapping[str, Any]) -> None:
     rows = []
     for message in record["messages"]:
         number = "-" if message["round"] is None else str(message["round"])
-        size = f"{message['bytes']:,}"
+        size = f"{message['bytes']:,}" if message["bytes"] else "-"
         rows.append([message["time"], message["kind"], message["refused"], number, size])
 
     columns = ["sent", "answer to", "refused", "round", "bytes"]
-    table("The latest answers", columns, rows, left=3)
+    below = "bytes: those of arrays; a dash: only a few names and numbers, such as counts."
+    table("The latest answers", columns, rows, left=3, below=below)
     if record["curves"]:
         _show_curves(record)
     for sentence in record["told"][-1:]:

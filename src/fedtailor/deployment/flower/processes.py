@@ -60,8 +60,9 @@ _REASONS = {
         "the server's certificate is not signed by this site's CA; copy ca.crt again"
     ),
     "[code: 2004]": (
-        "the server refuses this site's key: it is not registered (`fedtailor deploy add`), or in "
-        "use by another process; after a crash the server counts it as in use for 20 seconds"
+        "the server does not accept this site's key yet: it has just started, or the key is not "
+        "registered (`fedtailor deploy add`), or in use by another process; after a crash the "
+        "server counts it as in use for 20 seconds"
     ),
     "Connection attempt failed": (
         "the server does not answer: it is not running, or a firewall is between"
