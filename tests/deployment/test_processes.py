@@ -131,6 +131,7 @@ time.sleep(600)
 
 
 def test_a_site_says_when_the_server_is_away(stand_in, site, tmp_path):
+    (tmp_path / "site" / "data").mkdir()
     stand_in("print('Connection attempt failed, retrying', flush=True)\ntime.sleep(600)")
     said = []
 
