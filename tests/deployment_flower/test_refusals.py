@@ -60,7 +60,7 @@ def waiting(deployment):
 def stranger(waiting, tmp_path):
     """Return the folder of a site with a key of its own, which is not registered."""
     folder = tmp_path / "stranger"
-    folder.mkdir()
+    (folder / "data").mkdir(parents=True)
     for name in ("site.toml", "ca.crt"):
         shutil.copy(waiting.folder("practice") / name, folder / name)
     make_node_key(folder / "site.key")
