@@ -91,6 +91,9 @@ def check_tests(python: str, *, lowest: bool = False) -> None:
     else:
         _run([*install, "-r", ROOT / "requirements-test.lock"])
 
+    # Tests start programs, which import the package.
+    _run([*install, "--no-deps", "--editable", ROOT])
+
     # Old versions are deprecated in the newer ones of what they need, such as Typer in Click.
     warnings = ["-W", "ignore::DeprecationWarning"] if lowest else []
     test = [programs / "python", "-m", "pytest", "-n", "2", "-m", "not slow", *warnings]

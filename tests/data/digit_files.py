@@ -179,6 +179,22 @@ def write_femnist(folder: Path, _: object = None) -> None:
         path.write_text(json.dumps(content))
 
 
+def write_shakespeare(folder: Path, _: object = None) -> None:
+    """Write two roles, one of which has examples in both parts."""
+    play = "What's in a name? That which we call a rose by any other name would smell as sweet[]"
+    texts = {"x": [play[:80], "~" * 80], "y": ["e", "\n"]}
+    parts = {
+        "train": {"JULIET": texts, "ROMEO": {"x": [play[4:]], "y": ["}"]}},
+        "test": {"JULIET": {"x": [play[1:81]], "y": ["~"]}},
+    }
+    for part, roles in parts.items():
+        counts = [len(entry["y"]) for entry in roles.values()]
+        content = {"users": list(roles), "num_samples": counts, "user_data": roles}
+        path = folder / "shakespeare" / part / f"all_data_{part}_9.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+
+
 def save_picture(path: Path, color: tuple[int, ...], size: tuple[int, int] = (64, 64)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB" if len(color) == 3 else "L", size, color).save(path, "JPEG", quality=95)

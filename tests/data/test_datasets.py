@@ -270,6 +270,22 @@ def test_writers_are_domains_in_the_order_of_the_files(tmp_path: Path) -> None:
     assert load_dataset("femnist", tmp_path).digest == dataset.digest
 
 
+def test_last_ten_characters_of_a_role_are_features(tmp_path: Path) -> None:
+    digit_files.write_shakespeare(tmp_path)
+    dataset = load_dataset("shakespeare", tmp_path)
+    assert dataset.domain_names == ("JULIET", "ROMEO") and dataset.num_official_train == 3
+    assert dataset.domains is not None and dataset.domains.tolist() == [0, 0, 1, 0]
+    letters = dataset.class_names
+    assert len(letters) == 80 and letters[:2] == ("\n", " ") and letters[-1] == "}"
+
+    # Every character is one of 80; those that LEAF does not know are the last one.
+    features = dataset.x.reshape(4, 10, 80)
+    assert (features.sum(2) == 1).all()
+    texts = ["".join(letters[place] for place in row) for row in features.argmax(2)]
+    assert texts == ["ell as swe", "}" * 10, "as sweet[]", "ll as swee"]
+    assert [letters[label] for label in dataset.y] == ["e", "\n", "}", "}"]
+
+
 def test_rows_of_tiny_imagenet_follow_the_list_of_classes(tmp_path: Path) -> None:
     digit_files.write_tiny_imagenet(tmp_path)
     dataset = load_dataset("tiny_imagenet", tmp_path)
@@ -411,6 +427,7 @@ WRITERS = {
     "usps": digit_files.write_usps,
     "mnist_m": digit_files.write_mnist_m,
     "femnist": digit_files.write_femnist,
+    "shakespeare": digit_files.write_shakespeare,
     "tiny_imagenet": digit_files.write_tiny_imagenet,
     "sun397": digit_files.write_sun397,
     "bloodmnist": digit_files.write_bloodmnist,
@@ -471,6 +488,7 @@ def leaf_entry(x: Any, y: Any) -> bytes:
 
 
 ROW = [0.5] * 784
+PLAYS = "shakespeare/train/all_data_train_9.json"
 
 
 def archive(**changes: Any) -> bytes:
@@ -549,6 +567,12 @@ def window_lines(value: str, columns: int = 561) -> bytes:
             leaf_entry([[float("nan")] * 784] * 2, [0, 1]),
         ),
         ("femnist", "femnist/train/all_data_10.json", leaf_json(users=["b"])),
+        ("femnist", "femnist/train/all_data_2.json", leaf_json(user_data={"w": ["x", "y"]})),
+        ("shakespeare", PLAYS, leaf_entry(["a" * 80, "b" * 79], ["c", "d"])),
+        ("shakespeare", PLAYS, leaf_entry(["a" * 80, "b" * 80], ["c", "de"])),
+        ("shakespeare", PLAYS, leaf_entry(["a" * 80], ["c", "d"])),
+        ("shakespeare", PLAYS, leaf_entry([ROW, ROW], ["c", "d"])),
+        ("shakespeare", PLAYS, leaf_entry(7, ["c", "d"])),
         ("sun397", "SUN397/three_levels.csv", b"category,indoor\n/a/abbey,1\n"),
         ("tiny_imagenet", "tiny-imagenet-200/wnids.txt", b"../../etc\n"),
         ("tiny_imagenet", "tiny-imagenet-200/val/val_annotations.txt", b"val_1.JPEG\tn1\n"),

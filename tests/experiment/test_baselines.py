@@ -17,7 +17,7 @@ import fedtailor.baselines
 from fedtailor.baselines import Inputs, LabeledInputs, train_baselines
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.schedule import BASELINE_NAMES
-from fedtailor.experiment import baselines
+from fedtailor.experiment import baselines, predictions
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.baselines import add_baselines
 from fedtailor.experiment.config import make_config
@@ -26,6 +26,7 @@ from fedtailor.experiment.predictions import (
     CHOICES_FILE,
     OWN_MODELS_FILE,
     PREDICTIONS_FILE,
+    baseline_names,
     read_predictions,
 )
 from fedtailor.experiment.run import run
@@ -179,6 +180,15 @@ def test_known_pictures_have_none_unless_they_are_named(tmp_path):
     }
     missing = choices_of(tmp_path / "named")["sites"]["0"]["missing"]
     assert set(missing) == {"random_forest", "gradient_boosting"}
+
+
+def test_trees_of_many_features_and_classes_must_be_named(table, monkeypatch):
+    monkeypatch.setattr(predictions, "_MOST_FOR_TREES", 3)
+    assert baseline_names(assemble(settings(table), 0)) == ("majority", "logistic_regression")
+    named = settings(table, evaluation__baselines="random_forest")
+    assert baseline_names(assemble(named, 0)) == ("random_forest",)
+    monkeypatch.setattr(predictions, "_MOST_FOR_TREES", 4)
+    assert baseline_names(assemble(settings(table), 0)) == BASELINE_NAMES
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one(table):

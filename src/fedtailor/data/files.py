@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtailor.core.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 MAX_BYTES = 2**31
 """Most bytes of a file, and of what it holds (SynDigits has 1.5 GB of training images)."""
@@ -149,12 +149,12 @@ def damaged(path: Path, allowed: str, got: object) -> DataError:
     return DataError(message, path=path, allowed=allowed, got=text)
 
 
-def check_count(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
-    """Check that a file has one label for each image.
+def check_count(path: Path, labels: Sized, examples: Sized) -> None:
+    """Check that a file has one label for each example.
 
     Raises:
         DataError: it has more or fewer.
     """
-    if len(labels) != len(images):
-        allowed = f"{len(images)} labels, one for each image"
+    if len(labels) != len(examples):
+        allowed = f"{len(examples)} labels, one for each example"
         raise damaged(path, allowed, f"{len(labels)} labels")

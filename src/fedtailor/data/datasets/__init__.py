@@ -74,6 +74,10 @@ _KRIZHEVSKY = (
     "Krizhevsky 2009, Learning multiple layers of features from tiny images, report, University of "
     "Toronto."
 )
+_CALDAS = (
+    "Caldas, Duddu, Wu, Li, Konečný et al. 2018, LEAF: a benchmark for federated settings, "
+    "arXiv:1812.01097."
+)
 _COHEN = (
     "Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to handwritten letters, "
     "IJCNN."
@@ -303,15 +307,14 @@ DATASETS: Mapping[str, KnownDataset] = {
         "benchmarking machine learning algorithms, arXiv:1708.07747.",
     ),
     "femnist": KnownDataset(
-        "femnist:load",
+        "leaf:load_femnist",
         "handwritten digits and letters of 28x28 pixels by writer (LEAF), 62 classes",
         -1,
         ("femnist/**/train/*.json", "femnist/**/test/*.json"),
         elsewhere="LEAF's scripts make FEMNIST by writer, https://github.com/TalwalkarLab/leaf "
         "(data/femnist): put its folders train and test with all_data_*.json into femnist.",
         license="BSD 2-Clause (LEAF); public domain (NIST)",
-        citation="Caldas, Duddu, Wu, Li, Konečný et al. 2018, LEAF: a benchmark for federated "
-        "settings, arXiv:1812.01097.",
+        citation=_CALDAS,
         tested_on="synthetic",
     ),
     "har": KnownDataset(
@@ -397,6 +400,17 @@ DATASETS: Mapping[str, KnownDataset] = {
         "1,600 images of the retina, 5 grades",
         1_600,
         "bd4c0672f1bba3e3a89f0e4e876791e4",
+    ),
+    "shakespeare": KnownDataset(
+        "leaf:load_shakespeare",
+        "the next character in the plays of Shakespeare by role (LEAF), 800 features, 80 classes",
+        -1,
+        ("shakespeare/**/train/*.json", "shakespeare/**/test/*.json"),
+        elsewhere="LEAF's scripts make Shakespeare by role, https://github.com/TalwalkarLab/leaf "
+        "(data/shakespeare): put its folders train and test with all_data_*.json into shakespeare.",
+        license="BSD 2-Clause (LEAF); public domain (the plays)",
+        citation=_CALDAS,
+        tested_on="synthetic",
     ),
     "sun397": KnownDataset(
         "sun397:load",

@@ -1,0 +1,201 @@
+"""Data of LEAF's preprocessing: FEMNIST by writer, and the plays of Shakespeare by role.
+
+Caldas et al. 2018, "LEAF: a benchmark for federated settings", arXiv:1812.01097. A file is a JSON
+object with ``users`` (names of writers or roles), ``num_samples`` (a count for each) and
+``user_data``: lists ``x`` and ``y`` for each user. FEMNIST's ``x`` are lists of 784 numbers from 0
+(black) to 1 (white), and ``y`` labels from 0 to 61: digits, uppercase letters, lowercase letters.
+Shakespeare's ``x`` are texts of 80 characters, and ``y`` the character that follows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset, check_labels
+from fedtailor.data.files import Files, check_count, damaged
+
+_SIDE = 28
+_CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
+_TEXT = 80
+_CONTEXT = 10
+"""How many characters of a text become features."""
+_ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's 80 characters, in its order."""
+_PLACES = {character: place for place, character in enumerate(_ALPHABET)}
+
+Convert = Callable[[Path, str, Any, Any], tuple[np.ndarray, np.ndarray]]
+"""From file, user and its lists ``x`` and ``y`` to examples (rows, ...) and labels (rows,)."""
+
+
+def load_femnist(files: Files) -> Dataset:
+    """Load FEMNIST from femnist/{train,test}/*.json, or the same in femnist/data.
+
+    A pixel p becomes the whole part of 255 p (in float64), as in pFedFDA's experiments: dark
+    strokes on white. See :func:`_load`.
+    """
+    return _load(files, _images, _CLASSES)
+
+
+def load_shakespeare(files: Files) -> Dataset:
+    """Load Shakespeare from shakespeare/{train,test}/*.json, or the same in shakespeare/data.
+
+    A text becomes 800 features: for each of its last ten characters, which of LEAF's 80 characters
+    it is (one-hot, from the tenth-last to the last). As in LEAF, a character that is not among them
+    counts as the last of them. See :func:`_load`.
+    """
+    return _load(files, _characters, tuple(_ALPHABET), normalize=AS_THEY_ARE, white=1.0)
+
+
+def _load(
+    files: Files, convert: Convert, class_names: tuple[str, ...], **properties: Any
+) -> Dataset:
+    """Load all files of a data set of LEAF.
+
+    There is one domain per user, in the order of the files (all_data_2 before all_data_10) and of
+    ``users`` within each. A user may be in one part only; a user without examples is left out.
+    Reading takes about eight times the size of the largest file in memory.
+
+    Args:
+        files: of the data set.
+        convert: makes examples and labels of the lists ``x`` and ``y`` of a user.
+        class_names: of the labels.
+        properties: of the data set.
+
+    Raises:
+        DataError: a file is missing or damaged; the message names it and the user.
+    """
+    users: dict[str, int] = {}
+    examples: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    domains: list[np.ndarray] = []
+    num_train = 0
+    for part in ("train", "test"):
+        # A user is one domain in both parts, but may appear once in each.
+        names: set[str] = set()
+        for path in _paths(files, part):
+            for user, x, y in _read(files.read(path), path, convert):
+                if user in names:
+                    raise damaged(path, "every user once in a part", f"'{user}' again")
+
+                names.add(user)
+                if len(y):
+                    domain = users.setdefault(user, len(users))
+                    examples.append(x)
+                    labels.append(y)
+                    domains.append(np.full(len(y), domain, np.int64))
+
+        if part == "train":
+            num_train = sum(map(len, labels))
+        if not num_train:
+            raise damaged(files.folder / files.dataset, "an example for training", "none")
+
+    return Dataset(
+        name=files.dataset,
+        x=np.concatenate(examples),
+        y=np.concatenate(labels),
+        num_classes=len(class_names),
+        class_names=class_names,
+        domains=np.concatenate(domains),
+        domain_names=tuple(users),
+        num_official_train=num_train,
+        sources=files.sources,
+        **properties,
+    )
+
+
+def _paths(files: Files, part: str) -> list[Path]:
+    """Return the files of a part in the order in which LEAF wrote them."""
+    candidates = (files.dataset, f"{files.dataset}/data")
+    for candidate in candidates:
+        paths = (files.folder / candidate / part).glob("[!.]*.json")
+        ordered = sorted(paths, key=_natural)
+        if ordered:
+            return ordered
+
+    raise files.missing(*(f"{candidate}/{part}/*.json" for candidate in candidates))
+
+
+def _natural(path: Path) -> list[str | int]:
+    """Return a key that sorts numbers within names by size."""
+    key: list[str | int] = []
+    for piece in re.split("([0-9]+)", path.name):
+        key.append(int(piece) if piece.isdecimal() else piece)
+
+    return key
+
+
+def _read(raw: bytes, path: Path, convert: Convert) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield name, examples (rows, ...) and labels (rows,) of every user of a file."""
+    try:
+        content = json.loads(raw)
+        counts = dict(zip(content["users"], content["num_samples"], strict=True))
+        entries = content["user_data"]
+        if entries.keys() != counts.keys():
+            raise ValueError("'users' and 'user_data' name different users")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        allowed = "JSON as LEAF writes it, with users, num_samples and user_data"
+        raise damaged(path, allowed, error) from error
+
+    for user, count in counts.items():
+        entry = entries[user]
+        if not isinstance(entry, dict) or not {"x", "y"} <= entry.keys():
+            raise damaged(path, f"lists x and y of '{user}'", "others")
+
+        examples, labels = convert(path, user, entry["x"], entry["y"])
+        if len(labels) != count:
+            allowed = f"{count} examples of '{user}', as num_samples says"
+            raise damaged(path, allowed, len(labels))
+
+        yield user, examples, labels
+
+
+def _images(path: Path, writer: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (rows, 28, 28, 1) and labels (rows,) of a writer."""
+    try:
+        pixels = np.asarray(x)
+        labels = np.asarray(y)
+    except (ValueError, TypeError) as error:
+        raise damaged(path, f"lists x and y of '{writer}'", error) from error
+
+    # Empty lists have no shape to check.
+    if not pixels.size and not labels.size:
+        return np.empty((0, _SIDE, _SIDE, 1), np.uint8), np.empty(0, np.int64)
+
+    is_valid = pixels.dtype.kind in "iuf" and pixels.shape[1:] == (_SIDE**2,)
+    if not is_valid or not ((pixels >= 0) & (pixels <= 1)).all():
+        raise damaged(path, f"images of {_SIDE**2} numbers from 0 to 1 of '{writer}'", "others")
+
+    check_count(path, labels, pixels)
+    images = (pixels.astype(np.float64) * 255).astype(np.uint8).reshape(-1, _SIDE, _SIDE, 1)
+    return images, check_labels(labels, len(_CLASSES), where=f"{path}, writer '{writer}'")
+
+
+def _characters(path: Path, role: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return features (rows, 800) and labels (rows,) of a role."""
+    if not _are_texts(x, _TEXT) or not _are_texts(y, 1):
+        raise damaged(path, f"texts of {_TEXT} characters, and the next one, of '{role}'", "others")
+
+    check_count(path, y, x)
+    context = [_places(text[-_CONTEXT:]) for text in x]
+    places = np.asarray(context, np.int64).reshape(-1, _CONTEXT)
+    features = np.eye(len(_ALPHABET), dtype=np.float32)[places]
+    return features.reshape(len(x), -1), np.asarray(_places(y), np.int64)
+
+
+def _are_texts(values: Any, length: int) -> bool:
+    """Return whether this is a list of texts of so many characters."""
+    if not isinstance(values, list):
+        return False
+    return all(isinstance(value, str) and len(value) == length for value in values)
+
+
+def _places(characters: Iterable[str]) -> list[int]:
+    """Return the places of characters in the alphabet; the last one for any other."""
+    return [_PLACES.get(character, len(_ALPHABET) - 1) for character in characters]
