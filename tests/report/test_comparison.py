@@ -449,9 +449,10 @@ def test_the_figures_of_real_runs_are_those_of_their_results(real_runs):
 
 @pytest.mark.slow
 def test_the_example_of_the_page_runs(tmp_path):
-    (text,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    page = PAGE.parents[1] / "howto" / "compare.md"
+    (text,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     with contextlib.chdir(tmp_path), contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(text, "comparing.md", "exec"), {})
+        exec(compile(text, "compare.md", "exec"), {})
     assert "| ditto | 2 | 20 |" in printed.getvalue()
 
 
