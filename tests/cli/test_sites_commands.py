@@ -467,6 +467,19 @@ def test_names_and_keys_are_registered_once(keys, capsys):
     assert "other.pub" in failed(f"{add} other other.pub", DATA, capsys)
 
 
+def test_a_key_under_a_wrong_name_is_free_again_until_the_server_has_been_started(keys, capsys):
+    key = "clinic/site.key.pub"
+    for name in ("klinic", "clinic"):
+        assert main(f"deploy add server {name} {key}".split()) == 0
+        assert main(f"deploy remove server {name}".split()) == 0
+
+    assert main(f"deploy add server clinic {key}".split()) == 0
+    (keys / "server" / "flower").mkdir()
+    assert main("deploy remove server clinic".split()) == 0
+    capsys.readouterr()
+    assert "no key is used twice" in failed(f"deploy add server clinic {key}", CONFIG, capsys)
+
+
 def test_a_server_begins_with_an_experiment(keys, capsys):
     (keys / "own.toml").write_text(
         "[algorithm]\nname = 'ditto'\n[engine]\nname = 'workers'\n"

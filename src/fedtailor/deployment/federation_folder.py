@@ -31,6 +31,8 @@ APP_FILE = "app.json"
 """Which process runs the round loop, and how it ended."""
 RUNS = "runs"
 """Folder of the runs."""
+_FLOWER = "flower"
+"""Folder of Flower's programs, which the first start of the server makes."""
 _RUN = re.compile(r"\d{4,}")
 _LONGEST_NAME = 100
 _LONGEST_CHANGE = 10.0
@@ -145,12 +147,17 @@ class FederationFolder:
     def remove(self, name: str) -> None:
         """Remove a site for good: it cannot connect any more, and its key is not used again.
 
+        Before the server has been started for the first time, the key can be registered again, such
+        as under the right name.
+
         Raises:
             ConfigError: there is no such site.
         """
         sites = self.sites()
         removed = find_site(name, sites)
-        self._write_sites([site for site in sites if site.name != name], removed)
+        is_known = (self.path / _FLOWER).exists()
+        remaining = [site for site in sites if site.name != name]
+        self._write_sites(remaining, removed if is_known else None)
 
     def pause(self, name: str, *, paused: bool) -> None:
         """Pause a site, or let it take part again.
