@@ -61,7 +61,7 @@ class RequestHandler:
         self.runner = ReplayRunner()
         self._left = ""
 
-    def answer(self, request: bytes | memoryview) -> memoryview:
+    def answer(self, request: bytes | memoryview) -> bytes:
         """Return the answer to a request."""
         try:
             kind, *contents = decode(request)
@@ -72,7 +72,7 @@ class RequestHandler:
 
         return self._answer_with(output)
 
-    def answer_together(self, requests: Sequence[bytes]) -> list[memoryview]:
+    def answer_together(self, requests: Sequence[bytes]) -> list[bytes]:
         """Return the answers to jobs whose outputs are gathered before they are sent."""
         assert self.gather is not None
         try:
@@ -131,7 +131,7 @@ class RequestHandler:
             return Failure(portable(output.reason))
         return output
 
-    def _answer_with(self, output: Any) -> memoryview:
+    def _answer_with(self, output: Any) -> bytes:
         try:
             return encode(("output", output, self._left))
         except SerializationError as error:

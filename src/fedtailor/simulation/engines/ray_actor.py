@@ -95,7 +95,7 @@ class ClientActor:
             answers = list(map(self._handler.answer, jobs))
         return [np.frombuffer(answer, dtype=np.uint8) for answer in answers]
 
-    def _open(self, reference: Any) -> memoryview | None:
+    def _open(self, reference: Any) -> bytes | None:
         """Receive a package.
 
         Return the answer to a request that cannot be read, if there is one.

@@ -30,7 +30,7 @@ class Request(NamedTuple):
     """
 
     version: int
-    data: memoryview
+    data: bytes
 
 
 class MapRequests(NamedTuple):
@@ -51,7 +51,7 @@ class MapRequests(NamedTuple):
         """Return what must be received before any of the jobs, by kind."""
         return {**self.common, **{f"task {task.version}": task for task in self.tasks.values()}}
 
-    def of_job(self, job: Job) -> memoryview:
+    def of_job(self, job: Job) -> bytes:
         """Encode a job.
 
         Raises:
@@ -137,7 +137,7 @@ class Requests:
 
 def encode_map(
     program: Program, common: Any, engine: str = "processes", gather: Gather | None = None
-) -> memoryview:
+) -> bytes:
     """Encode a program, its shared inputs, and what gathers outputs where they are made.
 
     Raises:
@@ -167,7 +167,7 @@ def _unsendable_part(program: Program) -> str:
     return f"the shared inputs of {name}"
 
 
-def encode_task(number: int, task: Task, engine: str = "processes") -> memoryview:
+def encode_task(number: int, task: Task, engine: str = "processes") -> bytes:
     """Encode a task.
 
     Raises:
@@ -190,7 +190,7 @@ class Answer(NamedTuple):
     """What the program left in its process, in words; empty: nothing."""
 
 
-def read_answer(data: bytes | memoryview, engine: str) -> Answer:
+def read_answer(data: bytes, engine: str) -> Answer:
     """Return what a process answered.
 
     Raises:

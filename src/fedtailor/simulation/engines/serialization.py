@@ -8,6 +8,7 @@ bytes.
 
 from __future__ import annotations
 
+import io
 import struct
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
@@ -102,18 +103,22 @@ class _Pickler(ForkingPickler):
         return NotImplemented
 
 
-def encode(value: Any) -> memoryview:
+def encode(value: Any) -> bytes:
     """Return a value as bytes.
 
     Raises:
         SerializationError: some part of the value cannot be sent.
     """
+    # Not dumps(): Python 3.12 can crash when it collects the view of a stream that it returns.
+    stream = io.BytesIO()
     try:
-        return _Pickler.dumps(value, 5)
+        _Pickler(stream, 5).dump(value)
     except SerializationError:
         raise
     except Exception as error:  # an object's own code for pickling may raise anything
         raise SerializationError(str(error) or type(error).__name__) from error
+
+    return stream.getvalue()
 
 
 def decode(data: bytes | memoryview) -> Any:
@@ -124,7 +129,7 @@ def decode(data: bytes | memoryview) -> Any:
     return _Pickler.loads(data)
 
 
-def write_frame(stream: IO[bytes], data: bytes | memoryview) -> None:
+def write_frame(stream: IO[bytes], data: bytes) -> None:
     """Write the number of bytes, then the bytes."""
     stream.write(struct.pack("<Q", len(data)))
     stream.write(data)

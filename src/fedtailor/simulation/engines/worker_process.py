@@ -115,7 +115,7 @@ class WorkerProcess:
             if seconds > 0:
                 timer.join()  # it may be killing the process right now
 
-    def _ask(self, request: bytes | memoryview) -> Answer:
+    def _ask(self, request: bytes) -> Answer:
         """Send a request and return the answer.
 
         Raises:
