@@ -114,6 +114,7 @@ def test_the_site_in_a_browser_has_no_fault_and_its_search_answers_questions(sit
         )
     finally:
         server.shutdown()
+        server.server_close()
     assert done.returncode == 0, done.stderr
 
     found = json.loads(done.stdout)
