@@ -39,7 +39,7 @@ from fedtailor.report.statistics import (
 ALONE = "alone"
 BASELINES = (ALONE, "pooled")
 """Rows that are no methods: the best simple model of each client, and the best of all data."""
-KINDS = ("a model a client", "one global model", "one exchange", "without a federation")
+KINDS = ("a model per client", "one global model", "one exchange", "without a federation")
 _REFERENCE = "fedavg"
 """The method whose time tells how long others take on a federation."""
 _RESAMPLES = 2_000
@@ -165,7 +165,7 @@ def _kind(name: str, records: Sequence[Record]) -> str:
     if records[0]["rounds"] == 1:
         return "one exchange"
 
-    return "one global model" if records[0]["evaluation"] == "global" else "a model a client"
+    return "one global model" if records[0]["evaluation"] == "global" else "a model per client"
 
 
 def _known(accuracies: Accuracies) -> list[float]:
