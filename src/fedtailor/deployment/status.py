@@ -221,10 +221,11 @@ class StatusReader:
         if not latest or done >= rounds:
             return None
 
-        # A part of the next round is over.
+        # A part of the next round is over, unless the server waits for a site or was stopped.
         each = statistics.fmean(latest)
-        ended = (self._path / "rounds.jsonl").stat().st_mtime
-        elapsed = min(max(now - ended, 0.0), each)
+        elapsed = now - (self._path / "rounds.jsonl").stat().st_mtime
+        if not 0 <= elapsed < each:
+            elapsed = 0.0
         return round(each * (rounds - done) - elapsed, 1)
 
     def _num_bytes(self) -> dict[str, int]:
