@@ -229,9 +229,10 @@ def page_of(
         more: sections that stand before the one on how it is measured.
     """
     federations = federations_of(records)
-    parts = ["# Leaderboard", *_what_is_there(records)]
+    parts = ["# Leaderboard", _what_is_there(records)]
+    last = [*more, "## What is missing", *_what_is_missing(records), _HOW.format(trials=TRIALS)]
     if not federations:
-        return "\n\n".join([*parts, *more, _HOW.format(trials=TRIALS)])
+        return "\n\n".join([*parts, *last])
 
     figure = figure_of(records)
     rows = {federation: standings(records, federation) for federation in federations}
@@ -245,9 +246,7 @@ def page_of(
         parts.append(_markdown(_with_links(table, federation, rows[federation], records_page)))
         parts.append(_apart_in_words(rows[federation]))
 
-    parts += more
-    parts.append(_HOW.format(trials=TRIALS).rstrip())
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *last])
 
 
 def _with_links(
@@ -286,25 +285,25 @@ def standing_of(records: Mapping[str, Record], method: str) -> list[tuple[str, R
     return result
 
 
-def _what_is_there(records: Mapping[str, Record]) -> Iterator[str]:
-    """Yield how many cells there are, how long the others take, and which are missing."""
+def _what_is_there(records: Mapping[str, Record]) -> str:
+    """Return what is compared, and how many of the cells there are."""
     missing = missing_cells(records)
-    in_federation = len(METHODS) * REPETITIONS
-    total = in_federation * len(FEDERATIONS)
+    total = len(METHODS) * REPETITIONS * len(FEDERATIONS)
     there = total - sum(sum(methods.values()) for methods in missing.values())
-    yield (
+    return (
         f"{len(METHODS)} methods on the same federations, {REPETITIONS} repetitions each, with "
-        f"options that validation examples choose among at most {TRIALS} combinations."
+        f"options that validation examples choose among at most {TRIALS} combinations. **{there} "
+        f"of {total} cells are measured so far**: [what is missing](#what-is-missing)."
     )
 
+
+def _what_is_missing(records: Mapping[str, Record]) -> Iterator[str]:
+    """Yield how long the missing cells take, and which they are."""
     known = [record["processor_seconds"] or 0.0 for record in records.values()]
     hours = missing_hours(records)
-    text = (
-        f"**{there} of {total} cells are measured so far**; their trials took "
-        f"{sum(known) / 3600:.1f} hours of one core."
-    )
+    text = f"The cells that are there took {sum(known) / 3600:.1f} hours of one core."
     if hours:
-        text += f" The missing ones will take about {sum(hours.values()):.1f} hours of one core"
+        text += f" The missing ones will take about {sum(hours.values()):.1f}"
         unknown = [name for name in FEDERATIONS if name not in hours]
         text += f", without those of {', '.join(unknown)}: not measured." if unknown else "."
     yield f"{text} `make leaderboard DATA=FOLDER` runs them."
@@ -317,10 +316,11 @@ def _what_is_there(records: Mapping[str, Record]) -> Iterator[str]:
         )
 
     words = []
-    for federation, methods in missing.items():
+    in_federation = len(METHODS) * REPETITIONS
+    for federation, methods in missing_cells(records).items():
         number = in_federation - sum(methods.values())
         start = f"* **{federation}**, {number} of {in_federation} cells"
-        if federation in hours:
+        if methods and federation in hours:
             start += f", about {hours[federation]:.1f} hours for the others"
         words.append(f"{start}. Missing: {_missing_in_words(methods)}.")
     yield "\n".join(words)
