@@ -29,6 +29,8 @@ MOST_EXAMPLES = 50_000
 """Most training examples of a model; of more, some are drawn."""
 _MOST_CHOSEN_ON = 5_000
 """Most training examples on which settings and models are compared; of more, some are drawn."""
+_MOST_FOR_BOOSTING = 20_000
+"""Features times classes, of more than two classes."""
 _MOST_OF_TREE = 10_000
 """Examples of one tree of a forest."""
 _FOLDS = 3
@@ -235,7 +237,17 @@ def _reasons_against(names: Sequence[str], training: LabeledInputs) -> dict[str,
         reason = f"all {count} training examples have the same inputs."
 
     others = [name for name in names if name != "majority"]
-    return dict.fromkeys(others, reason) if reason else {}
+    if reason:
+        return dict.fromkeys(others, reason)
+
+    # It grows a tree for every class, and looks at half of the features in each split.
+    num_features = stored.shape[1]
+    num_present = len(np.unique(training.labels))
+    is_slow = num_present > 2 and num_features * num_present > _MOST_FOR_BOOSTING
+    if is_slow and "gradient_boosting" in names:
+        what = f"{num_features:,} features and {num_present} classes would take long"
+        return {"gradient_boosting": f"{what}; at most {_MOST_FOR_BOOSTING:,} in their product."}
+    return {}
 
 
 def _drawn(training: LabeledInputs, limit: int, random: np.random.Generator) -> LabeledInputs:

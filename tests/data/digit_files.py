@@ -185,11 +185,13 @@ def write_shakespeare(folder: Path, _: object = None) -> None:
     texts = {"x": [play[:80], "~" * 80], "y": ["e", "\n"]}
     parts = {
         "train": {"JULIET": texts, "ROMEO": {"x": [play[4:]], "y": ["}"]}},
-        "test": {"JULIET": {"x": [play[1:81]], "y": ["~"]}},
+        "test": {"JULIET": {"x": [play[1:81]], "y": ["~"]}, "ROMEO": {"x": [], "y": []}},
     }
     for part, roles in parts.items():
-        counts = [len(entry["y"]) for entry in roles.values()]
-        content = {"users": list(roles), "num_samples": counts, "user_data": roles}
+        # As LEAF: texts that overlap with training are counted, and so are not the shortest roles.
+        counts = [len(entry["y"]) + 79 for entry in roles.values()]
+        entries = {**roles, "PAGE": {"x": [], "y": []}}
+        content = {"users": list(roles), "num_samples": counts, "user_data": entries}
         path = folder / "shakespeare" / part / f"all_data_{part}_9.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))

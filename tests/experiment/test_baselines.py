@@ -17,7 +17,7 @@ import fedtailor.baselines
 from fedtailor.baselines import Inputs, LabeledInputs, train_baselines
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.schedule import BASELINE_NAMES
-from fedtailor.experiment import baselines, predictions
+from fedtailor.experiment import baselines
 from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.baselines import add_baselines
 from fedtailor.experiment.config import make_config
@@ -26,7 +26,6 @@ from fedtailor.experiment.predictions import (
     CHOICES_FILE,
     OWN_MODELS_FILE,
     PREDICTIONS_FILE,
-    baseline_names,
     read_predictions,
 )
 from fedtailor.experiment.run import run
@@ -182,15 +181,6 @@ def test_known_pictures_have_none_unless_they_are_named(tmp_path):
     assert set(missing) == {"random_forest", "gradient_boosting"}
 
 
-def test_trees_of_many_features_and_classes_must_be_named(table, monkeypatch):
-    monkeypatch.setattr(predictions, "_MOST_FOR_TREES", 3)
-    assert baseline_names(assemble(settings(table), 0)) == ("majority", "logistic_regression")
-    named = settings(table, evaluation__baselines="random_forest")
-    assert baseline_names(assemble(named, 0)) == ("random_forest",)
-    monkeypatch.setattr(predictions, "_MOST_FOR_TREES", 4)
-    assert baseline_names(assemble(settings(table), 0)) == BASELINE_NAMES
-
-
 def test_an_unknown_name_is_refused_with_the_nearest_one(table):
     with pytest.raises(ConfigError, match="did you mean 'random_forest'"):
         settings(table, evaluation__baselines="random_forrest")
@@ -217,6 +207,20 @@ def test_what_cannot_be_trained_is_missing_with_its_reason(training, reason):
     assert trained.best == "majority"
     assert set(trained.missing) == set(BASELINE_NAMES[1:])
     assert all(reason in text for text in trained.missing.values())
+
+
+@pytest.mark.parametrize(("num_classes", "is_missing"), [(2, False), (3, True)])
+def test_boosting_of_many_features_and_classes_is_missing_with_its_reason(
+    num_classes, is_missing, monkeypatch
+):
+    monkeypatch.setattr(fedtailor.baselines, "_MOST_FOR_BOOSTING", 5)
+    training = examples([number % num_classes for number in range(30)])
+    trained = train_baselines(
+        BASELINE_NAMES, training, training.inputs, num_classes=num_classes, choose=False
+    )
+    assert ("gradient_boosting" in trained.missing) == is_missing
+    assert ("gradient_boosting" in trained.probabilities) != is_missing
+    assert "random_forest" in trained.probabilities
 
 
 def test_an_empty_column_and_a_class_with_one_example_stop_nothing():

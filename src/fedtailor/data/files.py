@@ -10,12 +10,8 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedtailor.core.errors import DataError
-
-if TYPE_CHECKING:
-    pass
 
 MAX_BYTES = 2**31
 """Most bytes of a file, and of what it holds (SynDigits has 1.5 GB of training images)."""

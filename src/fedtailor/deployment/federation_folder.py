@@ -19,7 +19,7 @@ from fedtailor.core.errors import ConfigError, DataError, RunError, unknown_name
 from fedtailor.core.folders import LockedError, lives, lock, this_process
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import content_of, read_object
-from fedtailor.deployment.options import FEDERATION_FILE
+from fedtailor.deployment.options import FEDERATION_FILE, FLOWER_FOLDER
 from fedtailor.experiment.reader import holds_run
 
 SITES_FILE = "sites.json"
@@ -31,8 +31,6 @@ APP_FILE = "app.json"
 """Which process runs the round loop, and how it ended."""
 RUNS = "runs"
 """Folder of the runs."""
-_FLOWER = "flower"
-"""Folder of Flower's programs, which the first start of the server makes."""
 _RUN = re.compile(r"\d{4,}")
 _LONGEST_NAME = 100
 _LONGEST_CHANGE = 10.0
@@ -145,17 +143,17 @@ class FederationFolder:
         self._write_sites([*sites, site])
 
     def remove(self, name: str) -> None:
-        """Remove a site for good: it cannot connect any more, and its key is not used again.
+        """Remove a site: it cannot connect any more.
 
-        Before the server has been started for the first time, the key can be registered again, such
-        as under the right name.
+        Once the server has been started for the first time, its key is not used again. Before that,
+        it can be registered again, such as under the right name.
 
         Raises:
             ConfigError: there is no such site.
         """
         sites = self.sites()
         removed = find_site(name, sites)
-        is_known = (self.path / _FLOWER).exists()
+        is_known = (self.path / FLOWER_FOLDER).exists()
         remaining = [site for site in sites if site.name != name]
         self._write_sites(remaining, removed if is_known else None)
 

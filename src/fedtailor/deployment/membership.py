@@ -209,7 +209,7 @@ def resume_site(folder: FederationFolder, name: str) -> None:
 
 
 def remove_site(folder: FederationFolder, name: str) -> None:
-    """Remove a site for good.
+    """Remove a site.
 
     Raises:
         ConfigError: there is no such site, or too few would be left for a round.

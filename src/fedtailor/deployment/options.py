@@ -25,6 +25,8 @@ from fedtailor.experiment.config import (
 )
 
 FEDERATION_FILE = "federation.toml"
+FLOWER_FOLDER = "flower"
+"""Of Flower's programs, in the folder of a server or a site; the first start makes it."""
 SITE_FILE = "site.toml"
 PLAN_FILE = "plan.json"
 """In the folder of a run across sites: what server and sites have agreed on."""

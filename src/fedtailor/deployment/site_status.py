@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtailor.core.reading import content_of, read_lines
 from fedtailor.deployment.audit import AUDIT_FILE
-from fedtailor.deployment.options import load_site
+from fedtailor.deployment.options import FLOWER_FOLDER, load_site
 from fedtailor.deployment.site_curve import read_curves
 from fedtailor.deployment.site_models import describe_version, versions
 from fedtailor.deployment.site_privacy import describe_told
@@ -45,7 +45,7 @@ def read_site_status(folder: Path) -> dict[str, Any]:
     return {
         "site": options.name,
         "server": options.server,
-        "started": is_supervised(folder / "flower"),
+        "started": is_supervised(folder / FLOWER_FOLDER),
         "connection": _connection(folder),
         "messages": messages,
         "sent": totals,

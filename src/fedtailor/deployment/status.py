@@ -221,11 +221,10 @@ class StatusReader:
         if not latest or done >= rounds:
             return None
 
-        # A part of the next round is over, unless the server waits for a site or was stopped.
+        # A part of the next round is over; a late one is not said to end at once.
         each = statistics.fmean(latest)
         elapsed = now - (self._path / "rounds.jsonl").stat().st_mtime
-        if not 0 <= elapsed < each:
-            elapsed = 0.0
+        elapsed = min(max(elapsed, 0.0), _MOST_OVER * each)
         return round(each * (rounds - done) - elapsed, 1)
 
     def _num_bytes(self) -> dict[str, int]:
@@ -388,3 +387,7 @@ class StatusFiles:
             if problem != self._problem:
                 self._say(f"the status page cannot be written: {problem}")
             self._problem = problem
+
+
+_MOST_OVER = 0.9
+"""Share of a round that counts as over, at most."""

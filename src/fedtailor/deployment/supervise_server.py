@@ -23,7 +23,7 @@ from fedtailor.deployment.flower.processes import ServerProcesses, explain
 from fedtailor.deployment.init import KEYS, SERVER_CERTIFICATE
 from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.membership import names_of, refuse_unfinished
-from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
+from fedtailor.deployment.options import FEDERATION_FILE, FLOWER_FOLDER, PLAN_FILE, load_federation
 from fedtailor.deployment.status import LOG_FILE, PAGE_FILE, StatusFiles
 from fedtailor.deployment.status_port import TOKEN_FILE, StatusPort
 from fedtailor.deployment.supervise import LogFile, NewLines
@@ -114,7 +114,7 @@ def supervise_server(
             port = stack.enter_context(StatusPort(folder, status_port))
             observer.say(_where_status_is(folder, port))
 
-        processes = ServerProcesses(folder / "flower", folder / KEYS, host, deploy.port)
+        processes = ServerProcesses(folder / FLOWER_FOLDER, folder / KEYS, host, deploy.port)
         stack.callback(processes.stop)
         status = stack.enter_context(StatusFiles(folder, run, draw_status, logged.say))
         logged.say(f"the status of the run: {folder / PAGE_FILE}")
@@ -284,7 +284,7 @@ class _ServerApp:
         self._starts = 1 if rounds > self._rounds else self._starts + 1
         self._rounds = rounds
         if self._starts > _MOST_STARTS:
-            log = self.folder / "flower" / "superexec.log"
+            log = self.folder / FLOWER_FOLDER / "superexec.log"
             times = f"{self._starts} times without a round"
             message = f"the process of the round loop has ended {times}: see '{log}'."
             raise RunError(message, path=log)

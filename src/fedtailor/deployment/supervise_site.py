@@ -9,7 +9,7 @@ from pathlib import Path
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.deployment.flower.processes import SiteProcesses, explain
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
-from fedtailor.deployment.options import SITE_FILE, load_site
+from fedtailor.deployment.options import FLOWER_FOLDER, SITE_FILE, load_site
 from fedtailor.deployment.supervise import LogFile, NewLines
 
 _PAUSE = 0.5
@@ -40,7 +40,7 @@ def supervise_site(folder: Path, show: Callable[[str], None]) -> None:
 
     # The resident process writes its log into a file; its new lines are shown here.
     processes = SiteProcesses(folder, host, port, folder / CERTIFICATE, folder / SITE_KEY)
-    path = folder / "flower" / "resident.log"
+    path = folder / FLOWER_FOLDER / "resident.log"
     work = NewLines(path, start=path.stat().st_size if path.is_file() else 0)
     connection = ""
     try:

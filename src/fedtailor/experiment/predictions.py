@@ -36,8 +36,6 @@ OWN_MODELS_FILE = "own_models.safetensors"
 MOST_CLIENTS = 30
 """Most clients for which single predictions are written, unless the clients are sites, or baselines
 are named."""
-_MOST_FOR_TREES = 20_000
-"""Features times classes."""
 MOST_PROBABILITIES = 2**24
 """Test examples times classes, if single predictions are written."""
 _LARGEST = 2**31
@@ -157,8 +155,7 @@ def writes_predictions(parts: PreparedRun) -> bool:
 def baseline_names(parts: PreparedRun) -> tuple[str, ...]:
     """Return the baselines of a run; none where single predictions are not written.
 
-    ``auto`` means all for own data, and for tables whose clients are sites. It leaves out trees,
-    which grow for every class, of tables with many features and classes.
+    ``auto`` means all for own data, and for tables whose clients are sites.
     """
     if not writes_predictions(parts):
         return ()
@@ -167,14 +164,7 @@ def baseline_names(parts: PreparedRun) -> tuple[str, ...]:
 
     is_table = parts.federation.x.ndim == 2
     are_sites = bool(parts.divided.division.client_names)
-    if not parts.config.data.path and not (is_table and are_sites):
-        return ()
-
-    # Trees would take hours.
-    num_features = parts.federation.x.shape[-1]
-    if is_table and num_features * parts.federation.common_task.num_classes > _MOST_FOR_TREES:
-        return ("majority", "logistic_regression")
-    return BASELINE_NAMES
+    return BASELINE_NAMES if parts.config.data.path or (is_table and are_sites) else ()
 
 
 def predict_tests(parts: PreparedRun, last: RoundReport) -> dict[int, ClientPredictions]:

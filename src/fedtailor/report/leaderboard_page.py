@@ -226,7 +226,7 @@ def page_of(
         records: from :func:`fedtailor.experiment.leaderboard.read_board`.
         picture: address of the figure, from the page.
         records_page: address of the page of :func:`records_page_of`.
-        more: sections that stand before the one on how it is measured.
+        more: sections that stand before those on what is missing and how it is measured.
     """
     federations = federations_of(records)
     parts = ["# Leaderboard", _what_is_there(records)]
@@ -303,7 +303,7 @@ def _what_is_missing(records: Mapping[str, Record]) -> Iterator[str]:
     hours = missing_hours(records)
     text = f"The cells that are there took {sum(known) / 3600:.1f} hours of one core."
     if hours:
-        text += f" The missing ones will take about {sum(hours.values()):.1f}"
+        text += f" The missing ones will take about {sum(hours.values()):.1f} hours"
         unknown = [name for name in FEDERATIONS if name not in hours]
         text += f", without those of {', '.join(unknown)}: not measured." if unknown else "."
     yield f"{text} `make leaderboard DATA=FOLDER` runs them."

@@ -57,7 +57,9 @@ def test_structures_and_parameters_travel():
         "inputs": Inputs(torch.ones(2), ExamplePositions(torch.ones(1), torch.ones(1)), ()),
         "p": nn.Parameter(torch.ones(2), False),
     }
-    found = decode(encode(value | {"same": value["p"]}))
+    sent = encode(value | {"same": value["p"]})
+    assert type(sent) is bytes
+    found = decode(sent)
     assert isinstance(found["inputs"].train, ExamplePositions) and found["inputs"].state == ()
     assert (
         type(found["p"]) is nn.Parameter

@@ -1,8 +1,9 @@
 """Data of LEAF's preprocessing: FEMNIST by writer, and the plays of Shakespeare by role.
 
 Caldas et al. 2018, "LEAF: a benchmark for federated settings", arXiv:1812.01097. A file is a JSON
-object with ``users`` (names of writers or roles), ``num_samples`` (a count for each) and
-``user_data``: lists ``x`` and ``y`` for each user. FEMNIST's ``x`` are lists of 784 numbers from 0
+object with ``users`` (names of writers or roles) and ``user_data``: lists ``x`` and ``y`` for each
+user. Its third part, ``num_samples``, is not used: LEAF's scripts leave out test texts that overlap
+with training, and count them there. FEMNIST's ``x`` are lists of 784 numbers from 0
 (black) to 1 (white), and ``y`` labels from 0 to 61: digits, uppercase letters, lowercase letters.
 Shakespeare's ``x`` are texts of 80 characters, and ``y`` the character that follows.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedtailor.data.files import Files, check_count, damaged
 
 _SIDE = 28
 _CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
+_MOST_BYTES = 2**33
 _TEXT = 80
 _CONTEXT = 10
 """How many characters of a text become features."""
@@ -30,7 +32,7 @@ _ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijkl
 """LEAF's 80 characters, in its order."""
 _PLACES = {character: place for place, character in enumerate(_ALPHABET)}
 
-Convert = Callable[[Path, str, Any, Any], tuple[np.ndarray, np.ndarray]]
+Convert = Callable[[Path, str, list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 """From file, user and its lists ``x`` and ``y`` to examples (rows, ...) and labels (rows,)."""
 
 
@@ -47,8 +49,8 @@ def load_shakespeare(files: Files) -> Dataset:
     """Load Shakespeare from shakespeare/{train,test}/*.json, or the same in shakespeare/data.
 
     A text becomes 800 features: for each of its last ten characters, which of LEAF's 80 characters
-    it is (one-hot, from the tenth-last to the last). As in LEAF, a character that is not among them
-    counts as the last of them. See :func:`_load`.
+    it is (one-hot, from the tenth-last to the last). A character that is not among them counts as
+    the last of them, as LEAF does for labels. See :func:`_load`.
     """
     return _load(files, _characters, tuple(_ALPHABET), normalize=AS_THEY_ARE, white=1.0)
 
@@ -60,7 +62,8 @@ def _load(
 
     There is one domain per user, in the order of the files (all_data_2 before all_data_10) and of
     ``users`` within each. A user may be in one part only; a user without examples is left out.
-    Reading takes about eight times the size of the largest file in memory.
+    Reading FEMNIST takes about eight times the size of the largest file in memory, Shakespeare
+    about 80 times the size of all files.
 
     Args:
         files: of the data set.
@@ -69,9 +72,11 @@ def _load(
         properties: of the data set.
 
     Raises:
-        DataError: a file is missing or damaged; the message names it and the user.
+        DataError: a file is missing or damaged, or all examples together are too large; the message
+            names file and user.
     """
     users: dict[str, int] = {}
+    num_bytes = 0
     examples: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     domains: list[np.ndarray] = []
@@ -85,6 +90,11 @@ def _load(
                     raise damaged(path, "every user once in a part", f"'{user}' again")
 
                 names.add(user)
+                num_bytes += x.nbytes
+                if num_bytes > _MOST_BYTES:
+                    allowed = "a smaller sample (LEAF's option --sf)"
+                    raise damaged(path, allowed, f"examples of more than {_MOST_BYTES} bytes")
+
                 if len(y):
                     domain = users.setdefault(user, len(users))
                     examples.append(x)
@@ -135,28 +145,35 @@ def _read(raw: bytes, path: Path, convert: Convert) -> Iterator[tuple[str, np.nd
     """Yield name, examples (rows, ...) and labels (rows,) of every user of a file."""
     try:
         content = json.loads(raw)
-        counts = dict(zip(content["users"], content["num_samples"], strict=True))
+        users = list(map(str, content["users"]))
         entries = content["user_data"]
-        if entries.keys() != counts.keys():
-            raise ValueError("'users' and 'user_data' name different users")
+        _check_names(users, entries)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        allowed = "JSON as LEAF writes it, with users, num_samples and user_data"
+        allowed = "JSON as LEAF writes it, with users and user_data"
         raise damaged(path, allowed, error) from error
 
-    for user, count in counts.items():
+    for user in users:
         entry = entries[user]
-        if not isinstance(entry, dict) or not {"x", "y"} <= entry.keys():
+        x = entry.get("x") if isinstance(entry, dict) else None
+        y = entry.get("y") if isinstance(entry, dict) else None
+        if not isinstance(x, list) or not isinstance(y, list):
             raise damaged(path, f"lists x and y of '{user}'", "others")
 
-        examples, labels = convert(path, user, entry["x"], entry["y"])
-        if len(labels) != count:
-            allowed = f"{count} examples of '{user}', as num_samples says"
-            raise damaged(path, allowed, len(labels))
-
+        examples, labels = convert(path, user, x, y)
         yield user, examples, labels
 
 
-def _images(path: Path, writer: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check_names(users: Sequence[str], entries: Mapping[str, Any]) -> None:
+    """Check that every user has one entry; others have no examples (LEAF keeps empty ones)."""
+    if len(set(users)) < len(users):
+        raise ValueError("'users' has a name twice")
+
+    others = [user for user, entry in entries.items() if user not in set(users) and entry["y"]]
+    if others or not set(users) <= entries.keys():
+        raise ValueError("'users' and 'user_data' name different users")
+
+
+def _images(path: Path, writer: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return images (rows, 28, 28, 1) and labels (rows,) of a writer."""
     try:
         pixels = np.asarray(x)
@@ -177,7 +194,7 @@ def _images(path: Path, writer: str, x: Any, y: Any) -> tuple[np.ndarray, np.nda
     return images, check_labels(labels, len(_CLASSES), where=f"{path}, writer '{writer}'")
 
 
-def _characters(path: Path, role: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def _characters(path: Path, role: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return features (rows, 800) and labels (rows,) of a role."""
     if not _are_texts(x, _TEXT) or not _are_texts(y, 1):
         raise damaged(path, f"texts of {_TEXT} characters, and the next one, of '{role}'", "others")
@@ -186,13 +203,12 @@ def _characters(path: Path, role: str, x: Any, y: Any) -> tuple[np.ndarray, np.n
     context = [_places(text[-_CONTEXT:]) for text in x]
     places = np.asarray(context, np.int64).reshape(-1, _CONTEXT)
     features = np.eye(len(_ALPHABET), dtype=np.float32)[places]
-    return features.reshape(len(x), -1), np.asarray(_places(y), np.int64)
+    features = features.reshape(len(x), _CONTEXT * len(_ALPHABET))
+    return features, np.asarray(_places(y), np.int64)
 
 
-def _are_texts(values: Any, length: int) -> bool:
-    """Return whether this is a list of texts of so many characters."""
-    if not isinstance(values, list):
-        return False
+def _are_texts(values: list[Any], length: int) -> bool:
+    """Return whether these are texts of so many characters."""
     return all(isinstance(value, str) and len(value) == length for value in values)
 
 

@@ -23,6 +23,7 @@ from fedtailor.core.errors import RunError, one_line
 from fedtailor.core.extras import install_command
 from fedtailor.deployment.flower.goodbyes import GOODBYES_FILE
 from fedtailor.deployment.keys import write_private
+from fedtailor.deployment.options import FLOWER_FOLDER
 from fedtailor.deployment.supervise import Ended, Supervisor
 
 _START_SECONDS = 90.0
@@ -295,7 +296,7 @@ class SiteProcesses:
         self._command += ["--auth-supernode-private-key", str(key.resolve())]
 
         # One program for every message, so it looks for work often. Ours come first in the path.
-        flower_folder = self._folder / "flower"
+        flower_folder = self._folder / FLOWER_FOLDER
         environment = _environment(flower_folder, poll=0.05)
         environment["PATH"] = f"{flower_folder / 'bin'}{os.pathsep}{environment['PATH']}"
         _write_programs(flower_folder / "bin")

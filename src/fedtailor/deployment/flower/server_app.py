@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedtailor.deployment.flower.goodbyes import GOODBYES_FILE, Goodbyes
 from fedtailor.deployment.flower.transport import GridTransport
+from fedtailor.deployment.options import FLOWER_FOLDER
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -17,7 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     from fedtailor.deployment.server import serve_app
 
     folder = Path(str(context.run_config["folder"]))
-    goodbyes = Goodbyes(folder / "flower" / GOODBYES_FILE)
+    goodbyes = Goodbyes(folder / FLOWER_FOLDER / GOODBYES_FILE)
 
     def transport(node_of: Mapping[int, int]) -> GridTransport:
         return GridTransport(grid, node_of, goodbyes)

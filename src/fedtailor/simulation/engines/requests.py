@@ -190,7 +190,7 @@ class Answer(NamedTuple):
     """What the program left in its process, in words; empty: nothing."""
 
 
-def read_answer(data: bytes, engine: str) -> Answer:
+def read_answer(data: bytes | memoryview, engine: str) -> Answer:
     """Return what a process answered.
 
     Raises:
