@@ -230,10 +230,9 @@ def test_the_page_says_what_is_there_and_who_is_told_apart(two_federations, tmp_
     assert "Training alone has " in page and "2 methods are told apart as better, 1 as" in page
     assert "| [knn_per (v)](records.md#digits-knn_per) | [80.1 ± 0.1](" in page
     assert "critical difference is 3.3" in page
-    places = map(
-        page.index, ("](#what-is-missing)", "](board.png)", "## What is missing", "## How")
-    )
-    assert list(places) == sorted(places)
+    parts = ("](#what-is-missing)", "](board.png)", "## What is missing", "## How")
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
     assert all(len(line) < 1000 for line in page.splitlines())
 
     path = write_page(two_federations, tmp_path / "board.md")
