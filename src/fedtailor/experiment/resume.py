@@ -151,8 +151,8 @@ def refuse_other_values(
     )
 
 
-def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Check by their digests that data and split are those with which a run began.
+def refuse_other_inputs(begun: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Check by their digests that a run began with these data, split, own method and own network.
 
     Args:
         begun: the provenance of the run.
@@ -160,40 +160,20 @@ def refuse_other_data(begun: Mapping[str, Any], now: Mapping[str, Any], path: Pa
         path: the run folder.
 
     Raises:
-        DataError: they are not.
+        DataError: it did not; the message says what differs.
     """
-    for what, before, today in (
-        ("data", begun.get("data", {}).get("sha256"), now["data"]["sha256"]),
-        ("split", begun.get("split_sha256"), now["split_sha256"]),
-    ):
-        if before != today:
-            message = f"its {what} had the digest {before}, and has {today} now"
-            raise DataError(
-                f"'{path}' cannot be resumed: {message}.",
-                path=path,
-                allowed=before,
-                got=today,
-            )
-
-
-def refuse_other_code(begun: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Check that the user's own method and network are those with which a run began.
-
-    Args:
-        begun: the provenance of the run.
-        now: what its provenance would be today.
-        path: the run folder.
-
-    Raises:
-        ConfigError: a file has changed.
-    """
+    digests = {
+        "data": (begun.get("data", {}).get("sha256"), now["data"]["sha256"]),
+        "split": (begun.get("split_sha256"), now["split_sha256"]),
+    }
     for key, before in begun.get("own_code", {}).items():
-        today = now["own_code"].get(key)
-        if today != before:
-            raise ConfigError(
-                f"'{path}' holds a run of another version of {key}: its file has changed. Choose "
-                "another folder with --out.",
-                key=key,
+        digests[f"{key} file"] = (before, now["own_code"].get(key))
+
+    for what, (before, today) in digests.items():
+        if before != today:
+            raise DataError(
+                f"'{path}' cannot be resumed: its {what} had the digest {before}, and has {today} "
+                "now. Choose another folder with --out.",
                 path=path,
                 allowed=before,
                 got=today,

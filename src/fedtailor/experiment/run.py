@@ -32,9 +32,8 @@ from fedtailor.experiment.reader import fold_folder, holds_run, read_provenance,
 from fedtailor.experiment.resume import (
     begun_config,
     refuse_edited_split,
-    refuse_other_code,
     refuse_other_configuration,
-    refuse_other_data,
+    refuse_other_inputs,
     values_at_start,
     with_first_choices,
 )
@@ -384,8 +383,7 @@ def _refuse_other_inputs(path: Path, prepared: PreparedRun, split: SplitRecord) 
     if holds_run(path):
         begun = read_provenance(path)
         now = _provenance_of_inputs(prepared, split)
-        refuse_other_data(begun, now, path)
-        refuse_other_code(begun, now, path)
+        refuse_other_inputs(begun, now, path)
         refuse_edited_split(split, path)
 
 
