@@ -409,7 +409,7 @@ def test_a_run_of_an_own_method_that_has_changed_since_is_not_taken_for_it(folde
 
     (folder / "changing_method.py").write_text(f"{source}    # another version\n")
     for out in ("finished", "interrupted"):
-        with pytest.raises(DataError, match="its algorithm file had"):
+        with pytest.raises(DataError, match=r"its file of algorithm\.name had"):
             run(own, out=out)
 
 

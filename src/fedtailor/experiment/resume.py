@@ -167,7 +167,7 @@ def refuse_other_inputs(begun: Mapping[str, Any], now: Mapping[str, Any], path: 
         "split": (begun.get("split_sha256"), now["split_sha256"]),
     }
     for key, before in begun.get("own_code", {}).items():
-        digests[f"{key} file"] = (before, now["own_code"].get(key))
+        digests[f"file of {key}"] = (before, now["own_code"].get(key))
 
     for what, (before, today) in digests.items():
         if before != today:
