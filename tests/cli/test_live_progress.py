@@ -109,6 +109,17 @@ def test_images_are_counted_in_few_lines(clock, capsys):
     assert "reading pictures: 500 of 500" in lines
 
 
+def test_slow_work_has_no_speed_of_0(clock):
+    with CountLine() as count:
+        count("training", 0, 8)
+        clock[0] += 60
+        assert count.describe("training", 2, 8) == "training: 2 of 8, 3 min 00 s left"
+        assert (
+            count.describe("training", 120, 240)
+            == "training: 120 of 240, 2 a second, 1 min 00 s left"
+        )
+
+
 def test_little_work_is_not_worth_a_line(clock, capsys):
     with CountLine() as count:
         for done in range(1, 501):

@@ -83,8 +83,9 @@ class CountLine:
         if seconds < _SHORT or not 0 < done < total:
             return line
 
-        left = duration(seconds * (total - done) / done)
-        return f"{line}, {done / seconds:,.0f} a second, {left} left"
+        if done >= seconds:
+            line += f", {done / seconds:,.0f} a second"
+        return f"{line}, {duration(seconds * (total - done) / done)} left"
 
     def close(self) -> None:
         """Remove the line that changes."""
