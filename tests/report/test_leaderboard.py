@@ -241,6 +241,7 @@ def test_the_page_says_what_is_there_and_who_is_told_apart(two_federations, tmp_
     assert (tmp_path / "board.png").read_bytes().startswith(b"\x89PNG")
     one = board(record("digits", "apfl", 0, clients(0.5)))
     assert "no ranks yet" in page_of(one, "a.png", "records.md")
+    assert "* **digits**: too few cells yet." in page_of(one, "a.png", "records.md")
     assert "**0 of " in page_of({}, "a.png", "records.md")
 
 

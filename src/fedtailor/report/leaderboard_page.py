@@ -56,7 +56,7 @@ from fedtailor.report.statistics import mean
 
 _SHAPES = ("circle", "square", "diamond", "triangle")
 _FEWEST_MARKS = 3
-"""Of a panel of the figure."""
+"""Of a panel of the figure, and of what is said in short."""
 _MOST_RANKS = 8
 """In a sentence."""
 _AGAIN = "again.jsonl"
@@ -238,7 +238,7 @@ def page_of(
     rows = {federation: standings(records, federation) for federation in federations}
     parts.append(f"![{figure.title}]({picture})\n\n{figure.caption}")
     parts.append("## In short")
-    parts.append("\n".join(f"* {_in_short(name, rows[name])}" for name in federations))
+    parts.append("\n".join(_in_short(name, rows[name]) for name in federations))
     parts.append(_ranks_in_words(rank_methods(records)))
     for federation in federations:
         table = table_of(federation, rows[federation])
@@ -346,14 +346,17 @@ def _missing_in_words(methods: Mapping[str, int]) -> str:
 
 
 def _in_short(federation: str, rows: Sequence[Standing]) -> str:
-    """Return what a table says, in sentences."""
+    """Return what a table says, as an item of a list."""
     methods = [row for row in rows if row.name not in BASELINES]
     # Those with fewer repetitions were measured on fewer divisions.
     most = max(row.repetitions for row in methods)
     methods = [row for row in methods if row.repetitions == most]
+    if most < REPETITIONS or len(methods) < _FEWEST_MARKS:
+        return f"* **{federation}**: too few cells yet."
+
     first = methods[0]
     words = [
-        f"**{federation}**: {first.name} has the highest mean, {100 * first.accuracy.mean:.1f} %"
+        f"* **{federation}**: {first.name} has the highest mean, {100 * first.accuracy.mean:.1f} %"
     ]
     others = [row.name for row in methods[1:] if row.name in first.unclear]
     words.append(f"; {len(others)} of the other {len(methods) - 1} cannot be told apart from it.")
