@@ -113,7 +113,8 @@ def remove(
 ) -> None:
     """Remove a site for good: a run that is under way continues without it.
 
-    It cannot connect once the server has been started again.
+    It cannot connect once the server has been started again. Its key is not used again, unless the
+    server has never been started.
     """
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
