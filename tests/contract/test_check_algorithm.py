@@ -18,7 +18,7 @@ from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError
 from fedtailor.testing import checks, engine_checks
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
-from test_documentation import ROOT, blocks
+from test_documentation import ROOT, blocks, own_algorithm
 
 _TWO_SENTENCES = ("CountsRows", "OthersData", "RemembersTensors", "Stands", "WrongWeight")
 SINGLE = {mutant for mutant in MUTANTS if mutant.__name__ not in _TWO_SENTENCES}
@@ -83,6 +83,12 @@ from fedtailor.algorithms.fedavg import FedAvg
 )
 def test_sound_algorithms(algorithm):
     assert check_algorithm(algorithm) == []
+
+
+@pytest.mark.slow  # tests/test_documentation.py runs the check as it is written in the page
+def test_the_documented_example_is_sound(tmp_path, monkeypatch):
+    own_algorithm(tmp_path, monkeypatch)
+    assert check_algorithm("my_method:PersonalBias", onboard_epochs=3) == []
 
 
 def test_the_shorter_examples_are_sound(tmp_path, monkeypatch, only):

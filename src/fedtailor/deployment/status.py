@@ -35,6 +35,8 @@ MOST_SITE_CURVES = 8
 """Sites whose own curves a status holds, if so few show their scores."""
 MOST_POINTS = 100
 """Points of a curve; of more, some are left out, evenly."""
+_MOST_OVER = 0.9
+"""Share of a round that counts as over, at most."""
 _LATEST = 20
 """How many of the latest rounds decide the time that is left."""
 _SHORTEST = 1.0
@@ -387,7 +389,3 @@ class StatusFiles:
             if problem != self._problem:
                 self._say(f"the status page cannot be written: {problem}")
             self._problem = problem
-
-
-_MOST_OVER = 0.9
-"""Share of a round that counts as over, at most."""

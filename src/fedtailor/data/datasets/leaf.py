@@ -3,9 +3,10 @@
 Caldas et al. 2018, "LEAF: a benchmark for federated settings", arXiv:1812.01097. A file is a JSON
 object with ``users`` (names of writers or roles) and ``user_data``: lists ``x`` and ``y`` for each
 user. Its third part, ``num_samples``, is not used: LEAF's scripts leave out test texts that overlap
-with training, and count them there. FEMNIST's ``x`` are lists of 784 numbers from 0
-(black) to 1 (white), and ``y`` labels from 0 to 61: digits, uppercase letters, lowercase letters.
-Shakespeare's ``x`` are texts of 80 characters, and ``y`` the character that follows.
+with training, and count them there.
+
+FEMNIST's ``x`` are lists of 784 numbers from 0 (black) to 1 (white), and ``y`` labels from 0 to 61:
+digits, uppercase letters, lowercase letters. Shakespeare's ``x`` are texts of 80 characters, and ``y`` the character that follows.
 """
 
 from __future__ import annotations
@@ -165,11 +166,12 @@ def _read(raw: bytes, path: Path, convert: Convert) -> Iterator[tuple[str, np.nd
 
 def _check_names(users: Sequence[str], entries: Mapping[str, Any]) -> None:
     """Check that every user has one entry; others have no examples (LEAF keeps empty ones)."""
-    if len(set(users)) < len(users):
+    names = set(users)
+    if len(names) < len(users):
         raise ValueError("'users' has a name twice")
 
-    others = [user for user, entry in entries.items() if user not in set(users) and entry["y"]]
-    if others or not set(users) <= entries.keys():
+    others = [user for user, entry in entries.items() if user not in names and entry["y"]]
+    if others or not names <= entries.keys():
         raise ValueError("'users' and 'user_data' name different users")
 
 
