@@ -6,7 +6,8 @@ user. Its third part, ``num_samples``, is not used: LEAF's scripts leave out tes
 with training, and count them there.
 
 FEMNIST's ``x`` are lists of 784 numbers from 0 (black) to 1 (white), and ``y`` labels from 0 to 61:
-digits, uppercase letters, lowercase letters. Shakespeare's ``x`` are texts of 80 characters, and ``y`` the character that follows.
+digits, uppercase letters, lowercase letters. Shakespeare's ``x`` are texts of 80 characters, and
+``y`` the character that follows.
 """
 
 from __future__ import annotations
