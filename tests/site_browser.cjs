@@ -31,6 +31,10 @@ async function look(browser, page, name, scheme) {
   if (pictures) {
     await tab.screenshot({ path: path.join(pictures, `${page.replaceAll("/", "-")}-${name}-${scheme}.png`) });
   }
+  // the theme changes its colours over a moment; a reader sees those at the end
+  await tab.evaluate(() => Promise.all(
+    document.getAnimations().filter((each) => each instanceof CSSTransition).map((each) => each.finished),
+  ));
   await tab.evaluate(axe);
   const results = await tab.evaluate(() => window.axe.run());
   found.faults = results.violations.map((each) => ({ rule: each.id, first: each.nodes[0].html.slice(0, 200) }));
