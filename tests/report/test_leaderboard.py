@@ -16,14 +16,8 @@ from fedtailor.report.leaderboard import (
     rank_methods,
     standings,
 )
-from fedtailor.report.leaderboard_page import (
-    command_of,
-    figure_of,
-    page_of,
-    records_page_of,
-    standing_of,
-    write_page,
-)
+from fedtailor.report.leaderboard_page import figure_of, page_of, standing_of, write_page
+from fedtailor.report.leaderboard_records import command_of, records_page_of
 
 
 def record(federation, method, repetition, accuracies, **changes):
@@ -105,7 +99,7 @@ def test_figures_are_means_over_repetitions():
     assert ditto.worst_tenth == pytest.approx(0.5)
 
 
-def test_pairs_are_told_apart_if_two_repetitions_agree(two_federations):
+def test_pairs_are_told_apart_over_the_clients_of_all_repetitions(two_federations):
     by_name = {row.name: row for row in standings(two_federations, "digits")}
     ditto = by_name["ditto"]
     assert set(ditto.better_than) == {"local", "fedavg", *BASELINES}
@@ -180,6 +174,19 @@ def test_one_repetition_or_two_that_disagree_tell_nothing_apart():
         assert "ditto" in rows["local"].unclear
 
 
+def test_a_pair_that_turns_round_in_a_repetition_is_not_told_apart():
+    records = []
+    for number, gap in enumerate([0.1, 0.1, -0.001]):
+        accuracies = clients(0.6, number)
+        records.append(record("digits", "local", number, accuracies))
+        records.append(record("digits", "ditto", number, accuracies + gap))
+    by_name = {row.name: row for row in standings(board(*records), "digits")}
+    assert "local" in by_name["ditto"].unclear
+    records[-1]["accuracies"] = (accuracies + 0.001).tolist()
+    by_name = {row.name: row for row in standings(board(*records), "digits")}
+    assert "local" in by_name["ditto"].better_than
+
+
 def test_four_clients_are_never_told_apart():
     records = []
     for number in range(REPETITIONS):
@@ -233,7 +240,7 @@ def test_the_page_says_what_is_there_and_who_is_told_apart(two_federations, tmp_
     assert f"**digits**, 12 of {total} cells" in page and "Missing: all." in page
     assert f"**scarce**, 0 of {total} cells" in page
     assert "![" in page and "](board.png)" in page
-    assert "Training alone has " in page and "2 methods are told apart as better, 1 as" in page
+    assert "Training alone has " in page and "apart as better: 2, as worse: 1." in page
     assert "| [knn_per (v)](records.md#digits-knn_per) | [80.1 ± 0.1](" in page
     assert "critical difference is 3.3" in page
     parts = ("](#what-is-missing)", "](board.png)", "## What is missing", "## How")
@@ -249,6 +256,33 @@ def test_the_page_says_what_is_there_and_who_is_told_apart(two_federations, tmp_
     assert "no ranks yet" in page_of(one, "a.png", "records.md")
     assert "* **digits**: too few cells yet." in page_of(one, "a.png", "records.md")
     assert "**0 of " in page_of({}, "a.png", "records.md")
+
+
+def test_what_is_said_of_whom_follows_from_the_records(two_federations):
+    for name, one in two_federations.items():
+        if "knn_per" in name:
+            one["rounds"] = 2
+            one["bytes"] = {"up": 100_000, "down": 100_000}
+
+    page = page_of(two_federations, "board.png", "records.md")
+    start = page.index("## Which method for whom")
+    any_one, few, shared, harmless, home = re.findall(
+        r"^\* \*\*(.+)$", page[start : page.index("**Mean ranks**")], re.MULTILINE
+    )
+    assert "knn_per has the best mean rank, 1.0; 3 of the 3 others are within" in any_one
+    assert "better than it in 0 of 2 federations." in any_one
+    assert "no more, knn_per ranks best. It is at most 0.0 points behind the highest" in few
+    assert "ditto, which ranks best" in few and "receives 30 times as much" in few
+    assert (
+        "fedavg ranks best. ditto, a model per client, is told apart as better in 2 of 2" in shared
+    )
+    assert "gains at most 20.0 points" in shared
+    assert "ditto leaves the fewest" in harmless or "knn_per leaves the fewest" in harmless
+    assert "0 % of them on average over federations; fedavg 100 %" in harmless
+    assert "digits (2), table (2)." in home
+
+    one = board(*(row for row in two_federations.values() if row["federation"] == "digits"))
+    assert "Which method for whom" not in page_of(one, "board.png", "records.md")
 
 
 def test_names_at_the_front_are_those_that_none_beats_at_less_cost(two_federations):

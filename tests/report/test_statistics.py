@@ -15,6 +15,7 @@ from fedtailor.report.statistics import (
     Wilcoxon,
     bootstrap_interval,
     differences,
+    joint_p_values,
     mean,
     outcomes,
     standard_error,
@@ -121,3 +122,44 @@ def test_rounding_breaks_no_ties():
     found = differences([0.3, 0.2, 0.7], [0.2, 0.1, 0.7])
     assert 0.3 - 0.2 != 0.2 - 0.1 and found == [0.1, 0.1, 0.0]
     assert outcomes(found) == Outcomes(2, 1, 0) and outcomes([-0.1, 0.0]) == Outcomes(0, 1, 1)
+
+
+def test_the_joint_test_of_one_pair_is_the_sign_flip_test_of_scipy():
+    values = np.array(gaps(12, center=0.05))
+    scipys = stats.permutation_test(
+        (values,), np.sum, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
+    )
+    (p_value,) = joint_p_values(values[None, :], draws=100_000)
+    assert p_value == pytest.approx(scipys.pvalue, abs=0.005)
+
+
+def test_the_joint_test_counts_the_largest_statistic_of_all_pairs():
+    one = np.array(gaps(10, center=0.06))
+    two = np.array(gaps(10, seed=1, center=0.0))
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=10)))
+    scaled = np.stack([one / np.linalg.norm(one), two / np.linalg.norm(two)])
+    largest = np.abs(signs @ scaled.T).max(axis=1)
+    exact = [(largest >= abs(row.sum()) - 1e-9).mean() for row in scaled]
+    assert joint_p_values(np.stack([one, two]), draws=100_000) == pytest.approx(exact, abs=0.005)
+
+    # A pair that repeats another one costs nothing.
+    again = joint_p_values(np.stack([one, -one, 3 * one]))
+    assert np.ptp(again) == 0 and again[0] == joint_p_values(one[None, :])[0]
+
+
+def test_the_joint_test_leaves_out_what_is_missing_and_equal():
+    one = np.array(gaps(10, center=0.06))
+    longer = np.append(one, [np.nan, np.nan])
+    p_values = joint_p_values(np.stack([longer, np.zeros(12)]))
+    assert p_values[1] == 1.0 and p_values[0] < 0.5
+
+
+def test_the_joint_test_rarely_finds_a_difference_that_is_not_there():
+    generator = np.random.default_rng(5)
+    found = 0
+    for _ in range(200):
+        rows = generator.normal(size=(8, 30)) + generator.normal(size=30)
+        first, second = np.triu_indices(8, k=1)
+        found += joint_p_values(rows[first] - rows[second], draws=400).min() < 0.05
+    # 10 of 200 are expected; 19 or more have a chance of 0.5 %.
+    assert 1 <= found <= 19

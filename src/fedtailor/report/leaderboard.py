@@ -1,7 +1,7 @@
 """What the records of the leaderboard say: standings, ranks, and what is missing. No torch.
 
-Repetitions are never pooled: a figure of a method is the mean over them, and tests are made in
-each.
+A figure of a method is the mean over repetitions. Pairs are tested over the clients of all
+repetitions, because every repetition divides the examples anew.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
+
 from fedtailor.core.metrics import worst_tenth
 from fedtailor.experiment.leaderboard import (
     FEDERATIONS,
@@ -22,29 +24,35 @@ from fedtailor.experiment.leaderboard import (
     is_done,
     make_cells,
 )
-from fedtailor.experiment.paired import holm
 from fedtailor.experiment.site_rows import Verdict
 from fedtailor.report.comparison import SIGNIFICANT, Estimate
 from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure
 from fedtailor.report.statistics import (
+    DECIMALS,
     Interval,
     bootstrap_interval,
     critical_difference,
     differences,
+    joint_p_values,
     mean,
     mean_ranks,
-    wilcoxon,
 )
 
 ALONE = "alone"
 BASELINES = (ALONE, "pooled")
 """Rows that are no methods: the best simple model of each client, and the best of all data."""
-KINDS = ("a model per client", "one global model", "one exchange", "without a federation")
-_REFERENCE = "fedavg"
-"""The method whose time tells how long others take on a federation."""
+PERSONAL = "a model per client"
+GLOBAL = "one global model"
+FEW_EXCHANGES = "one or two exchanges"
+NO_FEDERATION = "without a federation"
+KINDS = (PERSONAL, GLOBAL, FEW_EXCHANGES, NO_FEDERATION)
+_FEW_EXCHANGES = 2
+"""One of statistics, and one of scores where a method chooses its options by them."""
+REFERENCE = "fedavg"
+"""The usual method; its time tells how long others take on a federation."""
 _RESAMPLES = 2_000
 _AGREEING = 2
-"""Repetitions in which a difference must be significant."""
+"""Repetitions that two rows must share to be told apart."""
 VERDICTS = get_args(Verdict)
 Accuracies = Sequence[float | None]
 
@@ -96,16 +104,17 @@ def federations_of(records: Mapping[str, Record]) -> list[str]:
 def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
     """Return what the records say of every method on a federation, the highest accuracy first.
 
-    Pairs are tested in every repetition by Wilcoxon's signed-rank test over clients, with Holm's
-    correction for all pairs. Two rows are told apart if the test is significant in two repetitions
-    or more, and always in the same direction.
+    Two rows are told apart if their accuracies differ over the clients of all repetitions, by
+    :func:`fedtailor.report.statistics.joint_p_values` for all pairs together, and if the mean
+    difference has the same direction in every repetition, of which they share two or more. Where
+    repetitions are folds, their clients are the same, and count once.
 
     Args:
         records: from :func:`fedtailor.experiment.leaderboard.read_board`.
         federation: its name.
     """
     rows = _rows(records, federation)
-    verdicts = _verdicts(rows)
+    verdicts = _verdicts(rows, has_folds=FEDERATIONS[federation].has_folds)
     by_local = rows[LOCAL].by_repetition if LOCAL in rows else {}
     by_alone = rows[ALONE].by_repetition
 
@@ -161,11 +170,11 @@ def _rows(records: Mapping[str, Record], federation: str) -> dict[str, _Row]:
 
 def _kind(name: str, records: Sequence[Record]) -> str:
     if not records or name == LOCAL:
-        return "without a federation"
-    if records[0]["rounds"] == 1:
-        return "one exchange"
+        return NO_FEDERATION
+    if records[0]["rounds"] <= _FEW_EXCHANGES:
+        return FEW_EXCHANGES
 
-    return "one global model" if records[0]["evaluation"] == "global" else "a model per client"
+    return GLOBAL if records[0]["evaluation"] == "global" else PERSONAL
 
 
 def _known(accuracies: Accuracies) -> list[float]:
@@ -262,32 +271,43 @@ def _share_below(row: _Row, others: Mapping[int, Accuracies]) -> float | None:
     return mean(shares) if shares else None
 
 
-def _verdicts(rows: Mapping[str, _Row]) -> dict[tuple[str, str], int]:
+def _verdicts(rows: Mapping[str, _Row], *, has_folds: bool) -> dict[tuple[str, str], int]:
     """Return for every pair whether the first is better (1), worse (-1), or not told apart (0)."""
-    significant: dict[tuple[str, str], list[int]] = {}
-    pairs = list(combinations(rows, 2))
-    for number in range(REPETITIONS):
-        gaps = {}
-        for one, other in pairs:
-            first = rows[one].by_repetition.get(number)
-            second = rows[other].by_repetition.get(number)
-            if first is not None and second is not None:
-                gaps[one, other] = _gaps(first, second)
+    gaps = _gaps_of_pairs(list(rows.values()))
+    shared = ~np.isnan(gaps).all(axis=2)
+    directions = np.sign(np.nansum(np.round(gaps, DECIMALS), axis=2))
+    total = directions.sum(axis=1)
+    number = shared.sum(axis=1)
+    agree = (np.abs(total) == number) & (number >= _AGREEING)
 
-        p_values = holm([wilcoxon(of_pair).p_value for of_pair in gaps.values()])
-        for pair, p_value in zip(gaps, p_values, strict=True):
-            if p_value < SIGNIFICANT:
-                sign = 1 if sum(gaps[pair]) > 0 else -1
-                significant.setdefault(pair, []).append(sign)
+    if has_folds:
+        known = np.maximum(1, (~np.isnan(gaps)).sum(axis=1))
+        units = np.nansum(gaps, axis=1) / known
+    else:
+        units = gaps.reshape(len(gaps), -1)
+    apart = agree & (joint_p_values(units) < SIGNIFICANT)
 
     verdicts = {}
-    for one, other in pairs:
-        signs = significant.get((one, other), [])
-        agree = len(signs) >= _AGREEING and abs(sum(signs)) == len(signs)
-        verdicts[one, other] = signs[0] if agree else 0
+    for (one, other), is_apart, direction in zip(
+        combinations(rows, 2), apart.tolist(), np.sign(total).tolist(), strict=True
+    ):
+        verdicts[one, other] = int(direction) if is_apart else 0
         verdicts[other, one] = -verdicts[one, other]
 
     return verdicts
+
+
+def _gaps_of_pairs(rows: Sequence[_Row]) -> np.ndarray:
+    """Return the differences of all pairs, (pairs, repetitions, clients); NaN where one lacks."""
+    clients = max(len(each) for row in rows for each in row.by_repetition.values())
+    accuracies = np.full((len(rows), REPETITIONS, clients), np.nan)
+    for place, row in enumerate(rows):
+        for repetition, each in row.by_repetition.items():
+            accuracies[place, repetition, : len(each)] = np.array(each, np.float64)
+
+    first, second = np.triu_indices(len(rows), k=1)
+    gaps: np.ndarray = accuracies[first] - accuracies[second]
+    return gaps
 
 
 # Ranks over federations.
@@ -434,7 +454,7 @@ def missing_hours(records: Mapping[str, Record]) -> dict[str, float]:
     seconds = _median_seconds(records)
     ratios: dict[str, list[float]] = {}
     for (federation, method), median in seconds.items():
-        reference = seconds.get((federation, _REFERENCE))
+        reference = seconds.get((federation, REFERENCE))
         if reference:
             ratios.setdefault(method, []).append(median / reference)
 
@@ -442,7 +462,7 @@ def missing_hours(records: Mapping[str, Record]) -> dict[str, float]:
     usual = statistics.median(typical.values()) if typical else 1.0
     hours = {}
     for federation, methods in missing_cells(records).items():
-        reference = seconds.get((federation, _REFERENCE))
+        reference = seconds.get((federation, REFERENCE))
         if reference is None:
             continue
 

@@ -1,9 +1,8 @@
-"""The page of the leaderboard in Markdown, its figure, and the page of its records. No torch."""
+"""The page of the leaderboard in Markdown, and its figure. No torch."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from fedtailor.experiment.leaderboard import (
     METHODS,
     REPETITIONS,
     TRIALS,
-    Cell,
     Record,
 )
 from fedtailor.report.charts import (
@@ -35,32 +33,26 @@ from fedtailor.report.leaderboard import (
     ALONE,
     BASELINES,
     KINDS,
-    Accuracies,
     Ranks,
     Standing,
-    client_name,
-    clients_below,
-    count_clients,
     count_older,
     federations_of,
     missing_cells,
     missing_hours,
     percent,
     rank_methods,
-    run_seconds,
     standings,
     table_of,
 )
-from fedtailor.report.parts import NOTHING, Figure, Panel, ReportTable
-from fedtailor.report.statistics import mean
+from fedtailor.report.leaderboard_advice import advice_of
+from fedtailor.report.leaderboard_records import anchor_of, records_page_of
+from fedtailor.report.parts import Figure, Panel, ReportTable
 
 _SHAPES = ("circle", "square", "diamond", "triangle")
 _FEWEST_MARKS = 3
 """Of a panel of the figure, and of what is said in short."""
 _MOST_RANKS = 8
 """In a sentence."""
-_AGAIN = "again.jsonl"
-"""A file that has no records yet."""
 
 # The figure.
 
@@ -203,8 +195,11 @@ _HOW = """## How it is measured
   class, or are fewer than ten, it is against the most frequent class of the test examples. With few
   test examples most verdicts are unclear.
 * **Rows it beats / unclear / beaten by**: two rows are told apart if their accuracies differ over
-  clients by Wilcoxon's signed-rank test, corrected by Holm's method for all pairs, in two
-  repetitions or more, in the same direction. With four clients that is never so.
+  the clients of all repetitions by a sign-flip test, and in the same direction in every repetition.
+  Under the test, all pairs together have a chance of 5 % of one false finding: it compares each
+  with the largest statistic of all (Westfall and Young 1993). Clients of a repetition share its
+  training, which three repetitions cannot tell from chance. With four clients no rows are told
+  apart.
 * **Core seconds**: of the processor, for one run with the chosen options: its share by the clock of
   what all trials of the cell took. The machine was not idle.
 * **(v)**: the method also personalizes with the validation examples, so its options are chosen by
@@ -237,9 +232,15 @@ def page_of(
     figure = figure_of(records)
     rows = {federation: standings(records, federation) for federation in federations}
     parts.append(f"![{figure.title}]({picture})\n\n{figure.caption}")
+    ranks = rank_methods(records)
+    advice = advice_of(ranks, rows)
+    if advice:
+        parts.append("## Which method for whom")
+        parts.append("\n".join(f"* {sentence}" for sentence in advice))
+
+    parts.append(_ranks_in_words(ranks))
     parts.append("## In short")
     parts.append("\n".join(_in_short(name, rows[name]) for name in federations))
-    parts.append(_ranks_in_words(rank_methods(records)))
     for federation in federations:
         table = table_of(federation, rows[federation])
         parts.append(f"## {table.title[0].upper()}{table.title[1:]}")
@@ -255,7 +256,7 @@ def _with_links(
     """Return a table in which name and accuracy of every row lead to its records."""
     linked = []
     for row, cells in zip(rows, table.rows, strict=True):
-        address = f"{records_page}#{_anchor(_heading(federation, row.name))}"
+        address = f"{records_page}#{anchor_of(federation, row.name)}"
         links = [f"[{cell}]({address})" for cell in cells[:2]]
         linked.append([*links, *cells[2:]])
 
@@ -365,8 +366,8 @@ def _in_short(federation: str, rows: Sequence[Standing]) -> str:
         above = [row for row in methods if LOCAL in row.better_than]
         below = [row for row in methods if LOCAL in row.worse_than]
         words.append(
-            f" Training alone has {100 * local.accuracy.mean:.1f} %: {len(above)} methods are told "
-            f"apart as better, {len(below)} as worse."
+            f" Training alone has {100 * local.accuracy.mean:.1f} %; methods told apart as better: "
+            f"{len(above)}, as worse: {len(below)}."
         )
 
     alone = next(row for row in rows if row.name == ALONE)
@@ -413,136 +414,6 @@ def _apart_in_words(rows: Sequence[Standing]) -> str:
         return f"{first.name} is told apart from all others."
 
     return f"Not told apart from {first.name}: {', '.join(first.unclear)}."
-
-
-# The records.
-
-
-def records_page_of(records: Mapping[str, Record]) -> str:
-    """Return the page of all records: options, scores, harmed clients, and how to repeat them.
-
-    Every row of a table on the page of the leaderboard has a heading here.
-    """
-    parts = [
-        "# Records of the leaderboard",
-        "Each command runs one cell again, with the options to choose from, and writes its record "
-        f"into `{_AGAIN}`. On the same processor and versions, all of its numbers are the same to "
-        "the bit, but those of time. The data are in the folder of `FEDTAILOR_DATA`, or that of "
-        "`--data-dir`.",
-    ]
-    for federation in federations_of(records):
-        there = [one for one in records.values() if one["federation"] == federation]
-        of_local = {one["repetition"]: one for one in there if one["method"] == LOCAL}
-        parts.append(f"## {federation}")
-        for name in sorted({one["method"] for one in there}):
-            rows = [one for one in there if one["method"] == name]
-            rows.sort(key=lambda record: record["repetition"])
-            parts.append(f"### {_heading(federation, name)}")
-            parts += [_record_in_words(row, of_local.get(row["repetition"])) for row in rows]
-
-        for name in BASELINES:
-            parts.append(f"### {_heading(federation, name)}")
-            parts.append(_baseline_in_words(name, there))
-
-    return "\n\n".join(parts) + "\n"
-
-
-def _heading(federation: str, row: str) -> str:
-    return f"{federation} {row}"
-
-
-def _anchor(heading: str) -> str:
-    """Return the address of a heading on its page, as GitHub and MyST make it.
-
-    >>> _anchor("skew-0.1 fedavg_ft"), _anchor("digits my.methods:Mine")
-    ('skew-01-fedavg_ft', 'digits-mymethodsmine')
-    """
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def _record_in_words(record: Record, local: Record | None) -> str:
-    """Return a record as a list of facts and the command that repeats it."""
-    facts = [
-        f"accuracy {_mean_percent(record['accuracies'])} % (validation "
-        f"{100 * record['validation']:.2f} %)",
-        f"chosen {_options(record['chosen'])} among {len(record['trials'])}",
-        _verdicts_in_words(record),
-    ]
-    if local is not None and local is not record:
-        below = clients_below(record, local["accuracies"])
-        facts.append(f"less accurate than local at {_clients(below)}")
-
-    below = clients_below(record, record["baselines"][ALONE])
-    facts.append(f"less accurate than alone at {_clients(below)}")
-    seconds = run_seconds(record)
-    facts.append(
-        f"{record['engine']}, {NOTHING if seconds is None else round(seconds, 1)} core seconds of "
-        f"{record['processor_seconds'] or NOTHING} for all trials, commit "
-        f"{record['commit'][:8] or NOTHING}, protocol {record['protocol']}, split "
-        f"{record['split_sha256'][:12]}"
-    )
-    facts = [f"* {fact}" for fact in facts]
-    title = f"**Repetition {record['repetition']}**"
-    return "\n".join([title, "", *facts, "", "```sh", command_of(record), "```"])
-
-
-def _verdicts_in_words(record: Record) -> str:
-    counts = count_clients([record])
-    if not counts:
-        return "no verdicts"
-
-    worse = []
-    for client, verdict in enumerate(record["verdicts"]):
-        if verdict == "worse":
-            worse.append(client_name(record, client))
-
-    text = ", ".join(f"{verdict} at {number}" for verdict, number in counts.items())
-    return f"than alone: {text}" + (f" (worse: {_clients(worse)})" if worse else "")
-
-
-def _clients(names: Sequence[str]) -> str:
-    return "no client" if not names else f"{len(names)}: {', '.join(names)}"
-
-
-def _options(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{key}={value}`" for key, value in values.items())
-
-
-def _mean_percent(accuracies: Accuracies) -> str:
-    known = [accuracy for accuracy in accuracies if accuracy is not None]
-    return f"{100 * mean(known):.2f}"
-
-
-def _baseline_in_words(name: str, there: Sequence[Record]) -> str:
-    """Return the accuracies of a baseline by repetition, and the command that trains it again."""
-    by_repetition = {record["repetition"]: record for record in there}
-    parts = []
-    for repetition, record in sorted(by_repetition.items()):
-        own = record["baselines"]
-        models = own["pooled_model"] if name != ALONE else _counted(own["alone_models"])
-        accuracies = f"accuracy {_mean_percent(own[name])} % ({models})"
-        parts.append(f"* **Repetition {repetition}**: {accuracies}; trained for every method")
-
-    first = by_repetition[min(by_repetition)]
-    return "\n".join([*parts, "", "```sh", command_of(first), "```"])
-
-
-def _counted(names: Sequence[str | None]) -> str:
-    known = [name for name in names if name is not None]
-    return ", ".join(f"{name} at {known.count(name)}" for name in sorted(set(known)))
-
-
-def command_of(record: Record) -> str:
-    """Return the command that makes a record again, in a file that does not have it yet."""
-    where = f"--only {record['name']} --engine {record['engine']} --records {_AGAIN}"
-    if ":" not in record["method"]:
-        return f"fedtailor leaderboard run {record['method']} {where}"
-
-    tried = {key: list(values) for key, values in record["tried"].items()}
-    values = ""
-    if tried != Cell(record["federation"], record["method"], record["repetition"]).tried:
-        values = "".join(f' --values "{key}={list(tried[key])}"' for key in tried)
-    return f"fedtailor leaderboard add {record['method']}{values} {where}"
 
 
 def _markdown(table: ReportTable) -> str:

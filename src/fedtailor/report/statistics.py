@@ -3,6 +3,7 @@
 Sources: Wilcoxon 1945, "Individual comparisons by ranking methods", Biometrics Bulletin 1 (6).
 Efron and Tibshirani 1993, "An Introduction to the Bootstrap", section 13.3 (percentile interval).
 Nemenyi 1963, "Distribution-free multiple comparisons", thesis, Princeton.
+Westfall and Young 1993, "Resampling-Based Multiple Testing", section 2.4 (the largest statistic).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ DECIMALS = 12
 equal floats."""
 _BLOCK = 2**20
 """Values that are resampled at a time."""
+_ROUNDING = 1e-9
+"""Two statistics that are nearer than this are equal."""
 
 
 class Interval(NamedTuple):
@@ -194,6 +197,43 @@ def _signed_rank_distribution(doubled: np.ndarray) -> np.ndarray:
         probability = (probability + shifted) / 2
 
     return probability
+
+
+def joint_p_values(gaps: np.ndarray, *, draws: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """Test many differences together: are those of every pair of models symmetric around 0?
+
+    The statistic of a pair is the size of the sum of its differences, over the root of the sum of
+    their squares. If no model is better than another, all differences of a client may change their
+    sign together. The p-value of a pair is the share of random signs for which the largest
+    statistic of all pairs is at least that of the pair. So the chance of one false finding among
+    all pairs is at most the level. Pairs that are alike cost little, unlike with Holm's method.
+
+    Args:
+        gaps: (pairs, clients), the differences of at least one pair; NaN where a client has none.
+        draws: how many signs are drawn.
+        seed: of the draws.
+
+    Returns:
+        (pairs,), at least 1 / (draws + 1).
+    """
+    import numpy as np
+
+    known = np.nan_to_num(np.round(gaps, DECIMALS))
+    lengths = np.sqrt(np.square(known).sum(axis=1, keepdims=True))
+    scaled = known / np.where(lengths == 0, 1.0, lengths)
+    observed = np.abs(scaled.sum(axis=1))
+
+    generator = np.random.default_rng(seed)
+    at_a_time = max(1, _BLOCK // len(gaps))
+    largest = np.empty(draws)
+    for start in range(0, draws, at_a_time):
+        block = largest[start : start + at_a_time]
+        signs = generator.choice([-1.0, 1.0], size=(len(block), gaps.shape[1]))
+        block[:] = np.abs(signs @ scaled.T).max(axis=1)
+
+    below = np.searchsorted(np.sort(largest), observed - _ROUNDING)
+    p_values: np.ndarray = (1 + draws - below) / (1 + draws)
+    return p_values
 
 
 def mean_ranks(blocks: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,0 +1,152 @@
+"""The page of the leaderboard's records: options, scores, and the command of each. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtailor.experiment.leaderboard import LOCAL, Cell, Record
+from fedtailor.report.leaderboard import (
+    ALONE,
+    BASELINES,
+    Accuracies,
+    client_name,
+    clients_below,
+    count_clients,
+    federations_of,
+    run_seconds,
+)
+from fedtailor.report.parts import NOTHING
+from fedtailor.report.statistics import mean
+
+_AGAIN = "again.jsonl"
+"""A file that has no records yet."""
+
+
+def records_page_of(records: Mapping[str, Record]) -> str:
+    """Return the page of all records: options, scores, harmed clients, and how to repeat them.
+
+    Every row of a table on the page of the leaderboard has a heading here.
+    """
+    parts = [
+        "# Records of the leaderboard",
+        "Each command runs one cell again, with the options to choose from, and writes its record "
+        f"into `{_AGAIN}`. On the same processor and versions, all of its numbers are the same to "
+        "the bit, but those of time. The data are in the folder of `FEDTAILOR_DATA`, or that of "
+        "`--data-dir`.",
+    ]
+    for federation in federations_of(records):
+        there = [one for one in records.values() if one["federation"] == federation]
+        of_local = {one["repetition"]: one for one in there if one["method"] == LOCAL}
+        parts.append(f"## {federation}")
+        for name in sorted({one["method"] for one in there}):
+            rows = [one for one in there if one["method"] == name]
+            rows.sort(key=lambda record: record["repetition"])
+            parts.append(f"### {_heading(federation, name)}")
+            parts += [_record_in_words(row, of_local.get(row["repetition"])) for row in rows]
+
+        for name in BASELINES:
+            parts.append(f"### {_heading(federation, name)}")
+            parts.append(_baseline_in_words(name, there))
+
+    return "\n\n".join(parts) + "\n"
+
+
+def _heading(federation: str, row: str) -> str:
+    return f"{federation} {row}"
+
+
+def anchor_of(federation: str, row: str) -> str:
+    """Return the address of a row on the page, as GitHub and MyST make it.
+
+    >>> anchor_of("skew-0.1", "fedavg_ft"), anchor_of("digits", "my.methods:Mine")
+    ('skew-01-fedavg_ft', 'digits-mymethodsmine')
+    """
+    heading = _heading(federation, row)
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _record_in_words(record: Record, local: Record | None) -> str:
+    """Return a record as a list of facts and the command that repeats it."""
+    facts = [
+        f"accuracy {_mean_percent(record['accuracies'])} % (validation "
+        f"{100 * record['validation']:.2f} %)",
+        f"chosen {_options(record['chosen'])} among {len(record['trials'])}",
+        _verdicts_in_words(record),
+    ]
+    if local is not None and local is not record:
+        below = clients_below(record, local["accuracies"])
+        facts.append(f"less accurate than local at {_clients(below)}")
+
+    below = clients_below(record, record["baselines"][ALONE])
+    facts.append(f"less accurate than alone at {_clients(below)}")
+    seconds = run_seconds(record)
+    facts.append(
+        f"{record['engine']}, {NOTHING if seconds is None else round(seconds, 1)} core seconds of "
+        f"{record['processor_seconds'] or NOTHING} for all trials, commit "
+        f"{record['commit'][:8] or NOTHING}, protocol {record['protocol']}, split "
+        f"{record['split_sha256'][:12]}"
+    )
+    facts = [f"* {fact}" for fact in facts]
+    title = f"**Repetition {record['repetition']}**"
+    return "\n".join([title, "", *facts, "", "```sh", command_of(record), "```"])
+
+
+def _verdicts_in_words(record: Record) -> str:
+    counts = count_clients([record])
+    if not counts:
+        return "no verdicts"
+
+    worse = []
+    for client, verdict in enumerate(record["verdicts"]):
+        if verdict == "worse":
+            worse.append(client_name(record, client))
+
+    text = ", ".join(f"{verdict} at {number}" for verdict, number in counts.items())
+    return f"than alone: {text}" + (f" (worse: {_clients(worse)})" if worse else "")
+
+
+def _clients(names: Sequence[str]) -> str:
+    return "no client" if not names else f"{len(names)}: {', '.join(names)}"
+
+
+def _options(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={value}`" for key, value in values.items())
+
+
+def _mean_percent(accuracies: Accuracies) -> str:
+    known = [accuracy for accuracy in accuracies if accuracy is not None]
+    return f"{100 * mean(known):.2f}"
+
+
+def _baseline_in_words(name: str, there: Sequence[Record]) -> str:
+    """Return the accuracies of a baseline by repetition, and the command that trains it again."""
+    by_repetition = {record["repetition"]: record for record in there}
+    parts = []
+    for repetition, record in sorted(by_repetition.items()):
+        own = record["baselines"]
+        models = own["pooled_model"] if name != ALONE else _counted(own["alone_models"])
+        accuracies = f"accuracy {_mean_percent(own[name])} % ({models})"
+        parts.append(f"* **Repetition {repetition}**: {accuracies}; trained for every method")
+
+    first = by_repetition[min(by_repetition)]
+    return "\n".join([*parts, "", "```sh", command_of(first), "```"])
+
+
+def _counted(names: Sequence[str | None]) -> str:
+    known = [name for name in names if name is not None]
+    return ", ".join(f"{name} at {known.count(name)}" for name in sorted(set(known)))
+
+
+def command_of(record: Record) -> str:
+    """Return the command that makes a record again, in a file that does not have it yet."""
+    where = f"--only {record['name']} --engine {record['engine']} --records {_AGAIN}"
+    if ":" not in record["method"]:
+        return f"fedtailor leaderboard run {record['method']} {where}"
+
+    tried = {key: list(values) for key, values in record["tried"].items()}
+    values = ""
+    if tried != Cell(record["federation"], record["method"], record["repetition"]).tried:
+        values = "".join(f' --values "{key}={list(tried[key])}"' for key in tried)
+    return f"fedtailor leaderboard add {record['method']}{values} {where}"
