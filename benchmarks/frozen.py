@@ -51,7 +51,15 @@ TRAINED: dict[str, Any] = {
 """Methods of many rounds: a hidden layer of 100 units on the features."""
 EXCHANGED: dict[str, Any] = {"model": {"name": "linear"}}
 
-HEADS = ("fedncm", "fed3r", "fedcof", "fedcgs-naive_bayes", "fedcgs-lda", "fedcgs-qda")
+HEADS = (
+    "fedncm",
+    "fed3r",
+    "fed3r-tuned",
+    "fedcof",
+    "fedcgs-naive_bayes",
+    "fedcgs-lda",
+    "fedcgs-qda",
+)
 """Global heads of one exchange."""
 OURS = "one_shot_fda"
 DRAWN = {
@@ -67,6 +75,7 @@ DRAWN = {
 METHODS: dict[str, dict[str, Any]] = {
     "one_shot_fda": EXCHANGED | {"algorithm": {"name": "one_shot_fda"}},
     "fed3r": EXCHANGED | {"algorithm": {"name": "fed3r"}},
+    "fed3r-tuned": EXCHANGED | {"algorithm": {"name": "fed3r", "preset": "tuned"}},
     "fedncm": EXCHANGED | {"algorithm": {"name": "fedncm"}},
     "fedcgs-lda": EXCHANGED | {"algorithm": {"name": "fedcgs", "head": "lda"}},
     "fedcof": EXCHANGED | {"algorithm": {"name": "fedcof"}},

@@ -1,9 +1,11 @@
 """Fed3R: ridge regression from sums, against scikit-learn and AFL's analytic aggregation."""
 
 import numpy as np
+import pytest
+import torch
 from sklearn.linear_model import Ridge
 
-from fedtailor.algorithms.fed3r import Fed3R
+from fedtailor.algorithms.fed3r import Fed3R, cross_validated_ridge
 from golden import harness
 from golden.closed_form import (
     CLASSES,
@@ -65,6 +67,44 @@ def test_normalized_weights_have_norm_1_and_features_come_from_the_body():
     columns = np.linalg.solve(z.T @ z + ridge, z.T @ np.eye(harness.CLASSES)[y])
     norms = np.linalg.norm(columns[:-1], axis=0)
     assert_close(as_columns(head_of(Fed3R(), federation)), columns / norms, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("count", [12, 30, 200])
+def test_the_ridge_has_the_least_generalized_cross_validation_error(count):
+    """With fewer examples than features, as many, and more: from the examples themselves."""
+    generator = np.random.default_rng(count)
+    y = generator.integers(0, 3, count)
+    z = with_ones(generator.normal(size=(count, 29)) + 0.5 * np.eye(3, 29)[y])
+    targets = np.eye(3)[y]
+    second = z.T @ z
+    largest = np.linalg.eigvalsh(second).max()
+
+    def error(ridge):
+        hat = z @ np.linalg.solve(second + ridge * np.eye(30), z.T)
+        residual = np.square(targets - hat @ targets).sum()
+        return count * residual / (count - np.trace(hat)) ** 2
+
+    grid = largest * np.logspace(-6, 1, 29)
+    best = grid[np.argmin([error(ridge) for ridge in grid])]
+    found = cross_validated_ridge(
+        torch.tensor(second), torch.tensor(z.T @ targets), torch.tensor(float(count))
+    )
+    assert_close(found.numpy(), best, tolerance=1e-9)
+
+
+def test_the_preset_tuned_uses_that_ridge():
+    federation = labeled_federation()
+    x, y = pool(federation)
+    z = with_ones(x)
+    targets = np.eye(CLASSES)[y]
+    found = cross_validated_ridge(
+        torch.tensor(z.T @ z), torch.tensor(z.T @ targets), torch.tensor(float(len(y)))
+    )
+    tuned = Fed3R.from_preset("tuned", normalized=False)
+    columns = np.linalg.solve(z.T @ z + float(found) * np.eye(D + 1), z.T @ targets)
+    assert_close(as_columns(head_of(tuned, federation)), columns, tolerance=1e-8)
+    parts = head_of(tuned, in_other_parts(federation, 7, seed=1))
+    assert_close(as_columns(parts), columns, tolerance=1e-8)
 
 
 def test_who_has_which_examples_does_not_matter():

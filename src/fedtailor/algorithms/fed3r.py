@@ -14,6 +14,15 @@ Without normalization this is the analytic aggregation of AFL (He, Tong, Fang, S
 and Zhuang 2025, "AFL: a single-round analytic approach for federated learning with pre-trained
 models", CVPR), which gets there by solutions of single clients, and centralized ridge regression.
 
+With ``ridge = "cross_validated"`` (preset ``tuned``) the server takes the ridge of a grid that has
+the least generalized cross-validation error (Golub, Heath and Wahba 1979, "Generalized
+cross-validation as a method for choosing a good ridge parameter", Technometrics 21 (2)),
+
+    n |Y - Z W|^2 / (n - tr H)^2,   tr H = tr (A + lambda I)^-1 A,
+
+for which the same sums suffice: the squares of the targets add up to the number n of examples. With
+about as many examples as features a small ridge fits all of them, and predicts badly.
+
 Messages: up, once, ``counts`` (C,), ``sums`` (C, d) and ``squares`` (the upper triangle of
 sum x x^T), from which A and B follow; down ``head``.
 
@@ -21,6 +30,7 @@ Deviations (P: paper):
 * P sums A and B while clients come one after the other; here all of them come in one exchange.
 * P's random features and its fine-tuning afterwards are left out.
 * A class without examples at any client is never predicted.
+* P chooses lambda on held-out examples; ``cross_validated`` is this project's.
 """
 
 from __future__ import annotations
@@ -28,13 +38,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
+from torch import Tensor
 
 from fedtailor import toolkit as ft
 from fedtailor.algorithms._closed_form import ClosedForm, Linear, check_means_only, log_known
 from fedtailor.toolkit import class_sums
+
+_GRID = (-6.0, 1.0, 29)
+"""Of ridges: powers of ten of the first and the last one, and how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +58,12 @@ class Fed3R(ClosedForm):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {},
         "afl": {"normalized": False},
+        "tuned": {"ridge": "cross_validated"},
     }
 
-    ridge: ft.PositiveFloat = 0.01
-    """What is added to the diagonal of the second moments (lambda)."""
+    ridge: Annotated[float | Literal["cross_validated"], ft.Range(gt=0)] = 0.01
+    """What is added to the diagonal of the second moments (lambda); ``cross_validated``: found from
+    the sums."""
     normalized: bool = True
     """Whether the weights of every class get norm 1."""
     means_only: bool = False
@@ -78,8 +94,13 @@ class Fed3R(ClosedForm):
         second[d, d] = sums.counts.sum()
 
         targets = torch.cat([sums.sums, sums.counts[:, None]], dim=1).mT  # (d + 1, classes)
+        if isinstance(self.ridge, str):
+            ridge = cross_validated_ridge(second, targets, sums.counts.sum())
+        else:
+            ridge = torch.tensor(self.ridge, dtype=torch.float64)
+
         identity = torch.eye(d + 1, dtype=second.dtype, device=second.device)
-        solution = torch.linalg.solve(second + self.ridge * identity, targets).mT
+        solution = torch.linalg.solve(second + ridge * identity, targets).mT
 
         weight = solution[:, :d]
         bias = solution[:, d]
@@ -89,3 +110,29 @@ class Fed3R(ClosedForm):
             weight = weight / norm[:, None]
             bias = bias / norm
         return Linear(weight, bias + log_known(sums.counts))
+
+
+def cross_validated_ridge(second: Tensor, targets: Tensor, number: Tensor) -> Tensor:
+    """Return the ridge of the least generalized cross-validation error, ().
+
+    The grid is relative to the largest eigenvalue of the second moments.
+
+    Args:
+        second: A (d, d).
+        targets: B (d, classes), of unit vectors.
+        number: of examples, ().
+    """
+    eigenvalues, vectors = torch.linalg.eigh(second.double())
+    eigenvalues = eigenvalues.clamp(min=0.0)
+    squares = (vectors.mT @ targets.double()).square().sum(1)
+
+    # |Y - Z W|^2 = tr Y^T Y - 2 tr W^T B + tr W^T A W, a sum over eigenvectors.
+    ridges = eigenvalues.max() * torch.logspace(*_GRID, dtype=torch.float64)
+    inverses = 1.0 / (eigenvalues + ridges[:, None])
+    explained = squares * (2.0 * inverses - eigenvalues * inverses.square())
+    errors = (number - explained.sum(1)).clamp(min=0.0)
+    freedom = number - (eigenvalues * inverses).sum(1)
+
+    scores = torch.where(freedom > 0, errors / freedom.square(), torch.inf)
+    best: Tensor = ridges[scores.argmin()]
+    return best

@@ -161,7 +161,7 @@ def _with(option: str, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
 VALUES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "apfl": _with("alpha", [0.25, 0.5]),
     "ditto": _with("penalty", [0.1, 1.0]),
-    "fed3r": {"algorithm.ridge": [0.01, 0.1, 1.0, 10.0]},
+    "fed3r": {"algorithm.ridge": [0.01, 1.0, 100.0, "cross_validated"]},
     "fedavg_ft": _with("finetune", ["all", "head"]),
     "fedcgs": {"algorithm.head": ["shared", "lda", "naive_bayes", "qda"]},
     "fedcof": {"algorithm.ridge": [0.01, 0.1, 1.0, 10.0]},
