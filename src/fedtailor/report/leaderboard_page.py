@@ -196,10 +196,10 @@ _HOW = """## How it is measured
   test examples most verdicts are unclear.
 * **Rows it beats / unclear / beaten by**: two rows are told apart if their accuracies differ over
   the clients of all repetitions by a sign-flip test, and in the same direction in every repetition.
-  Under the test, all pairs together have a chance of 5 % of one false finding: it compares each
-  with the largest statistic of all (Westfall and Young 1993). Clients of a repetition share its
-  training, which three repetitions cannot tell from chance. With four clients no rows are told
-  apart.
+  One false finding among all pairs has a chance of at most 5 %, because every pair is compared with
+  the largest statistic of all pairs under random signs (Westfall and Young 1993). The clients of a
+  repetition share the chance of its training, which the test does not see. Four clients are too few
+  to tell rows apart.
 * **Core seconds**: of the processor, for one run with the chosen options: its share by the clock of
   what all trials of the cell took. The machine was not idle.
 * **(v)**: the method also personalizes with the validation examples, so its options are chosen by
