@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.errors import DataError, one_line
-from fedtailor.core.reading import most_values
+from fedtailor.core.reading import UNEXPECTED, most_values
 
 CODEC_VERSION = 1
 """Of the form. A reader refuses other versions."""
@@ -36,8 +36,6 @@ _METADATA = "fedtailor"
 """The key of the metadata; there is one only, because safetensors does not keep their order."""
 _VALUES_OF_LEAF = 32
 """Values of JSON that describe a leaf beside its axes, and the containers around it."""
-_DAMAGES = (struct.error, AttributeError, KeyError, TypeError, ValueError, RecursionError)
-"""What reading a damaged header raises."""
 _ALIGNMENT = 64
 """Bytes. PyTorch aligns memory to it, and the last bit of a sum can depend on it."""
 
@@ -264,7 +262,7 @@ class _Reader:
 
         self.unused.remove(name)
         stored = self._tensors[name]
-        strides: Any = rest.get("strides", _plain_strides(stored.shape))
+        strides: Any = rest.get("strides", stored.stride())
 
         # Strides with gaps or overlaps could ask for any amount of memory.
         are_possible = _are_strides(strides, stored.dim()) and _is_dense(stored.shape, strides)
@@ -324,7 +322,7 @@ def _read_structure(data: bytes, limits: Limits) -> Any:
         _check_shapes(header, limits)
         version = description["version"]
         structure = description["tree"]
-    except _DAMAGES as reason:
+    except (struct.error, *UNEXPECTED) as reason:
         raise _unreadable("it does not begin with the structure of a tree") from reason
 
     if version != CODEC_VERSION:
@@ -391,17 +389,6 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
         expected *= size
 
     return True
-
-
-def _plain_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides that PyTorch gives to a new tensor with this order of axes."""
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-
-    return tuple(reversed(strides))
 
 
 def _compact_leaf(leaf: Tensor) -> Tensor:

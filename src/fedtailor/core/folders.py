@@ -79,12 +79,8 @@ def _link(existing: Path | None, path: Path) -> bool:
 
 
 def _synchronize_files(paths: Iterable[Path]) -> None:
-    pool = ThreadPoolExecutor(_SYNCHRONIZED_AT_ONCE)
-    try:
-        for _ in pool.map(_synchronize_file, paths):
-            pass
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with ThreadPoolExecutor(_SYNCHRONIZED_AT_ONCE) as pool:
+        list(pool.map(_synchronize_file, paths))  # raises, and cancels what has not begun
 
 
 def _synchronize_file(path: Path) -> None:

@@ -102,11 +102,6 @@ class ArrivingSum(Generic[Part]):
         """
         self._settle(client, None)
 
-    @property
-    def num_parts(self) -> int:
-        """How many sums are in memory."""
-        return sum(segment.part is not None for segment in self._by_start.values())
-
     def parts(self) -> dict[int, Part]:
         """Return the sums that are in memory, each by the lowest id of those who are in it."""
         segments = self._by_start.values()

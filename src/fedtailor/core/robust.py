@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -92,7 +93,7 @@ def _mean_of_clipped(
     sent_any = {client: sent_rows(entry).any() for client, entry in entries.items()}
     sent_any = to_host(sent_any, "norm_clip")
     norms_of_senders = [norms[client] for client in entries if sent_any[client]]
-    bound = _median_of(norms_of_senders)
+    bound = median(norms_of_senders) if norms_of_senders else math.inf
 
     clipped = {}
     for client, entry in entries.items():
@@ -120,17 +121,6 @@ def _norm(entry: Mean, sent: tree.Tree | None) -> float:
 
     numbers = to_host(squares, "norm_clip")
     return math.sqrt(sum(map(float, numbers)))
-
-
-def _median_of(values: list[float]) -> float:
-    """Return the median of numbers; infinite if there are none."""
-    if not values:
-        return math.inf
-
-    ordered = sorted(values)
-    lower = ordered[(len(ordered) - 1) // 2]
-    upper = ordered[len(ordered) // 2]
-    return (lower + upper) / 2
 
 
 def _shortened(value: tree.Tree, sent: tree.Tree | None, factor: float) -> tree.Tree:
@@ -309,7 +299,7 @@ def left_out_by_krum(
     scores = to_host(nearest.sum(1).sqrt(), "krum").tolist()
 
     # Rounded, so that equal uploads have equal scores whichever others took part.
-    typical = _median_of(scores)
+    typical = median(scores)
     relative = {}
     for client, score in zip(ids, scores, strict=True):
         ratio = score / typical if typical > 0 else score

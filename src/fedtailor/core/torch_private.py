@@ -143,29 +143,3 @@ def restore_modes(modes: Modes) -> None:
             _python_dispatch._pop_mode(getattr(mode, "_mode_key", None))
         for mode in modes[1]:
             _python_dispatch._push_mode(mode)
-
-
-PRIVATE_NAMES: Sequence[str] = (
-    "torch._C.DisableTorchFunction",
-    "torch._C._are_functorch_transforms_active",
-    "torch._C._dispatch_has_kernel_for_dispatch_key",
-    "torch._C._get_fp32_precision_getter",
-    "torch._C._nn",
-    "torch._C._set_fp32_precision_setter",
-    "torch._foreach_mul",
-    "torch._fused_sgd_",
-    "torch.ops.aten._cdist_forward.default",
-    "torch.ops.aten._upsample_bicubic2d_aa.vec",
-    "torch.ops.aten._upsample_bilinear2d_aa.vec",
-    "torch.ops.aten.add.Tensor._schema",
-    "torch.overrides._get_current_function_mode_stack",
-    "torch.overrides._pop_mode",
-    "torch.overrides._push_mode",
-    "torch.utils._python_dispatch.TorchDispatchMode",
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
-    "torch.utils._python_dispatch._pop_mode",
-    "torch.utils._python_dispatch._push_mode",
-    "torch.utils._pytree.tree_leaves",
-    "torch.utils._pytree.tree_map_only",
-)
-"""All of them, for the test; beside ``Tensor._version`` and ``UntypedStorage._cdata``."""
