@@ -203,8 +203,6 @@ def split_baselines(text: str) -> tuple[str, ...]:
     >>> split_baselines("random_forest, majority"), split_baselines("none")
     (('majority', 'random_forest'), ())
     """
-    if text in ("auto", "none"):
-        return ()
     names = [name.strip() for name in text.split(",")]
     return tuple(name for name in BASELINE_NAMES if name in names)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +16,7 @@ from fedtailor.privacy.examples import ExamplePlan, bounds_of, release_of
 from fedtailor.privacy.mechanism import Sent
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.privacy.plan import noise_of
+from fedtailor.simulation.noisy_steps import noise_together
 from fedtailor.simulation.report import RoundReport
 
 
@@ -91,12 +90,8 @@ class NoiseElsewhere:
         if not self._algorithm.feature_bound:
             return received
 
-        # Noises of clients add up.
-        squares: defaultdict[str, float] = defaultdict(float)
-        for mechanism in self._mechanisms(received, clients):
-            for name, deviation in mechanism.deviations(of_sums(received)).items():
-                squares[name] += deviation**2 / self._shares
-        noise = {name: math.sqrt(square) for name, square in squares.items()}
+        mechanisms = self._mechanisms(received, clients)
+        noise = noise_together(mechanisms, received, self._shares)
         return self._algorithm.repaired(received, noise)
 
     def _mechanisms(self, received: Received, clients: Sequence[int]) -> list[SumsMechanism]:

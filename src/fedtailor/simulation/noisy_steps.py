@@ -11,12 +11,12 @@ from typing import NamedTuple
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.devices import to_host
-from fedtailor.core.errors import RunError
 from fedtailor.core.message import Received, Upload
 from fedtailor.privacy.accountant import Release
 from fedtailor.privacy.class_statistics import SumsMechanism, of_sums, with_noisy_sums
 from fedtailor.privacy.examples import ExamplePlan, epsilon_of_steps
 from fedtailor.privacy.ledger import Ledger, LedgerEntry
+from fedtailor.simulation.noisy_sums import budget_used_up
 from fedtailor.simulation.report import RoundReport
 
 
@@ -125,12 +125,7 @@ class NoisySteps:
         if not self.plan.radius:
             return received
 
-        # Noises of clients add up.
-        squares: defaultdict[str, float] = defaultdict(float)
-        for mechanism in self._mechanisms(clients).values():
-            for name, deviation in mechanism.deviations(of_sums(received)).items():
-                squares[name] += deviation**2
-        noise = {name: math.sqrt(square) for name, square in squares.items()}
+        noise = noise_together(self._mechanisms(clients).values(), received)
         return self._algorithm.repaired(received, noise)
 
     def _mechanisms(self, clients: Iterable[int]) -> dict[int, SumsMechanism]:
@@ -159,8 +154,18 @@ class NoisySteps:
         taken = self._ledger.steps_by_client(*entries)
         for client in {client for entry in entries for client in entry.cohort}:
             if not self.plan.keeps_budget(client, taken[client]):
-                raise RunError(
-                    f"privacy.epsilon = {self.plan.privacy.epsilon:g} is used up after "
-                    f"{report.round - 1} of {self.plan.rounds} rounds.",
-                    key="privacy.epsilon",
-                )
+                raise budget_used_up(self.plan.privacy, report, self.plan.rounds)
+
+
+def noise_together(
+    mechanisms: Iterable[SumsMechanism], received: Received, shares: int = 1
+) -> dict[str, float]:
+    """Return the deviations of the noises of clients on their sum, by field.
+
+    ``shares``: how many clients make the noise of a mechanism together.
+    """
+    squares: defaultdict[str, float] = defaultdict(float)
+    for mechanism in mechanisms:
+        for name, deviation in mechanism.deviations(of_sums(received)).items():
+            squares[name] += deviation**2 / shares
+    return {name: math.sqrt(square) for name, square in squares.items()}

@@ -210,12 +210,7 @@ def _enter(
     """
     spent = ledger.spent(privacy.delta, entry)
     if privacy.epsilon and spent.epsilon > privacy.epsilon:
-        done = report.round - 1
-        raise RunError(
-            f"privacy.epsilon = {privacy.epsilon:g} is used up after {done} of "
-            f"{schedule.rounds} rounds.",
-            key="privacy.epsilon",
-        )
+        raise budget_used_up(privacy, report, schedule.rounds)
 
     # No release without its entry.
     ledger.add(entry)
@@ -223,3 +218,9 @@ def _enter(
     if privacy.unit == "example":
         report.privacy |= {"noise": entry.noise, "noise_from": privacy.noise_from}
         report.privacy["bounds"] = "features"
+
+
+def budget_used_up(privacy: PrivacyOptions, report: RoundReport, rounds: int) -> RunError:
+    """Return the error for a run whose next release would exceed the budget."""
+    message = f"privacy.epsilon = {privacy.epsilon:g} is used up after {report.round - 1} of "
+    return RunError(f"{message}{rounds} rounds.", key="privacy.epsilon")

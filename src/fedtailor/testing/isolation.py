@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedtailor.core.engine import one_thread
+from fedtailor.simulation.engines.containment import process_restored, thread_restored
 
 _lock = threading.RLock()
 
@@ -22,23 +23,9 @@ def isolated() -> Iterator[None]:
     The default type and the random states belong to the whole process. So one check runs at a time,
     and tensors that other threads create in the meantime are float64, too.
     """
-    with _lock, torch.random.fork_rng(devices=[]), one_thread():
-        python_state = random.getstate()
-        numpy_state = np.random.get_state()
-        dtype = torch.get_default_dtype()
-        gradients = torch.is_grad_enabled()
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with _lock, one_thread(), process_restored(), thread_restored():
         torch.set_default_dtype(torch.float64)
-
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(dtype)
-            torch.set_grad_enabled(gradients)
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+        yield
 
 
 def seed_globally(seed: int) -> None:

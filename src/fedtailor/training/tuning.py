@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -41,23 +42,14 @@ def train_head(
             are computed once otherwise, unless the options augment images: then features differ by
             epoch.
     """
-    training = training or task.training
-    if is_moved(training, data.x):
-        return train(
-            task,
-            frozen_body_loss,
-            head,
-            context=body,
-            data=data,
-            key=key,
-            training=training,
-            epochs=epochs,
-        )
+    run = partial(train, task, key=key, training=training, epochs=epochs)
+    if is_moved(training or task.training, data.x):
+        return run(frozen_body_loss, head, context=body, data=data)
 
     if features is None:
         features = cached_features(task, body, data, key=key)
 
-    return train(task, head_loss, head, data=features, key=key, training=training, epochs=epochs)
+    return run(head_loss, head, data=features)
 
 
 def frozen_body_loss(task: Task, head: Params, body: Params, batch: Batch, key: Key) -> LossOutput:
@@ -107,13 +99,14 @@ def train_rounds(
     """Train for as long as a number of rounds (), in one phase: how a new client catches up."""
     training = training or task.training
     rounds = rounds.round().long()
-    if training.steps > 0:
-        steps = rounds * training.steps
-        return train(
-            task, loss, params, context=context, data=data, key=key, training=training, steps=steps
-        )
-
-    epochs = rounds * training.epochs
     return train(
-        task, loss, params, context=context, data=data, key=key, training=training, epochs=epochs
+        task,
+        loss,
+        params,
+        context=context,
+        data=data,
+        key=key,
+        training=training,
+        epochs=rounds * training.epochs,
+        steps=rounds * training.steps,
     )

@@ -173,10 +173,8 @@ def expected_steps(algorithm: AnyAlgorithm, federation: Federation, schedule: Sc
     if not schedule.everybody_trains(algorithm.trains):
         clients *= schedule.participation.share(len(sizes))
 
-    training = algorithm.training
     median = sizes[len(sizes) // 2]
-    per_epoch = len(training.batch_sizes(median))
-    return schedule.rounds * clients * (training.steps or training.epochs * per_epoch)
+    return schedule.rounds * clients * algorithm.training.num_steps(median)
 
 
 def _obstacle_to_processes(algorithm: AnyAlgorithm, federation: Federation) -> str:
