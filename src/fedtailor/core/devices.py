@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedtailor.core import tree
 from fedtailor.core.options import wrong_value
 
 T = TypeVar("T")
@@ -164,12 +165,7 @@ def _replaced(value: T, leaves: Iterator[Tensor]) -> T:
         result = {name: _replaced(child, leaves) for name, child in value.items()}
     elif isinstance(value, tuple | list):
         children = [_replaced(child, leaves) for child in value]
-        if isinstance(value, list):
-            result = children
-        elif hasattr(value, "_fields"):
-            result = type(value)(*children)
-        else:
-            result = tuple(children)
+        result = children if isinstance(value, list) else tree.tuple_like(value, children)
 
     return result  # type: ignore[return-value]
 

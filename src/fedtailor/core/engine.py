@@ -195,7 +195,7 @@ def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         return {name: _map_marked(function, child) for name, child in value.items()}
     if isinstance(value, tuple):
         children = [_map_marked(function, child) for child in value]
-        return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
+        return tree.tuple_like(value, children)
     return value
 
 

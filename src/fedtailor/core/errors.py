@@ -49,17 +49,9 @@ class FedtailorError(Exception):
 
     def as_record(self) -> dict[str, object]:
         """Return the error as a JSON-ready mapping; absent fields are left out."""
-        fields = {
-            "kind": self.kind,
-            "message": self.message,
-            "key": self.key,
-            "path": self.path,
-            "page": self.page,
-        }
-        record: dict[str, object] = {
-            name: text for name, text in fields.items() if text is not None
-        }
-        for name, value in (("allowed", self.allowed), ("got", self.got)):
+        record: dict[str, object] = {"kind": self.kind, "message": self.message}
+        for name in ("key", "path", "page", "allowed", "got"):
+            value = getattr(self, name)
             if value is not None:
                 record[name] = value if isinstance(value, str | int | list) else str(value)
         return record

@@ -269,18 +269,19 @@ def _draw_stacked(
 
     ``where`` is (seed, round, client, step), stacked or the same for all.
     """
-    dims = in_dims[3:]
-    words = [unroll(word, dim, info.batch_size) for word, dim in zip(where, dims, strict=True)]
-    draws = [
-        _draw_operator(kind, shape, purpose, *client_words)
-        for client_words in zip(*words, strict=True)
-    ]
+    clients = unroll(where, in_dims[3:], info.batch_size)
+    draws = [_draw_operator(kind, shape, purpose, *words) for words in clients]
     return torch.stack(draws), 0
 
 
-def unroll(tensor: Tensor, dim: int | None, count: int) -> list[Tensor]:
-    """Return the ``count`` slices of a stacked tensor; one that is not stacked ``count`` times."""
-    return list(tensor.unbind(dim)) if dim is not None else [tensor] * count
+def unroll(
+    tensors: Sequence[Tensor], dims: Sequence[int | None], count: int
+) -> list[tuple[Tensor, ...]]:
+    """Return the tensors of each of ``count`` clients; one that is not stacked is for all."""
+    columns = []
+    for tensor, dim in zip(tensors, dims, strict=True):
+        columns.append([tensor] * count if dim is None else list(tensor.unbind(dim)))
+    return list(zip(*columns, strict=True))
 
 
 # The draw is an operator of PyTorch's, so that whatever watches or transforms operators (vmap,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtailor.core.errors import FedtailorError, RunError, find_name, unknown_name
+from fedtailor.core.errors import RunError, find_name, unknown_name
 from fedtailor.core.options import (
     Flag,
     NoResult,
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 _MOST_DRAWS = 10_000
-_FORMS = 'a probability such as 0.3, "all", "fixed(30)" or "bernoulli(0.3)"'
+_FORMS = (
+    'a probability such as 0.3, "all", "fixed(30)" or "bernoulli(0.3)", '
+    "with a probability in (0, 1]"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,36 +163,26 @@ def parse_participation(value: Any, **limits: Any) -> Participation:
     Raises:
         ConfigError: the value is none of these, or a number is out of range.
     """
-    if isinstance(value, str):
-        return _parse_text(value, limits)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise _refused(value)
-    return Participation(plan="bernoulli", probability=float(value), **limits)
-
-
-def _parse_text(text: str, limits: dict[str, Any]) -> Participation:
-    if text.strip() == "all":
+    if isinstance(value, str) and value.strip() == "all":
         return Participation(plan="all", **limits)
 
-    call = re.fullmatch(r"(bernoulli|fixed)\(([^()]+)\)", text.strip())
-    number = call.group(2) if call else text
-    try:
-        if call and call.group(1) == "fixed":
-            return Participation(plan="fixed", count=int(number), **limits)
+    refused = wrong_value("federation.participation", _FORMS, value)
+    probability = value
+    if isinstance(value, str):
+        call = re.fullmatch(r"(bernoulli|fixed)\(([^()]+)\)", value.strip())
+        number = call.group(2) if call else value
+        try:
+            if call and call.group(1) == "fixed":
+                return Participation(plan="fixed", count=int(number), **limits)
 
-        probability = float(number)
-    except ValueError:
-        raise _refused(text) from None
+            probability = float(number)
+        except ValueError:
+            raise refused from None
 
-    if not 0 < probability <= 1:
-        raise _refused(text)
-
-    return Participation(plan="bernoulli", probability=probability, **limits)
-
-
-def _refused(got: object) -> FedtailorError:
-    allowed = f"{_FORMS}, with a probability in (0, 1]"
-    return wrong_value("federation.participation", allowed, got)
+    is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
+    if not is_number or not 0 < probability <= 1:
+        raise refused
+    return Participation(plan="bernoulli", probability=float(probability), **limits)
 
 
 BASELINE_NAMES = ("majority", "logistic_regression", "random_forest", "gradient_boosting")

@@ -53,7 +53,12 @@ def rebuild(tree: Tree, new_leaves: Iterator[Any]) -> Tree:
         return {name: rebuild(child, new_leaves) for name, child in tree.items()}
 
     children = [rebuild(child, new_leaves) for _, child in _children(tree, "")]
-    return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    return tuple_like(tree, children)
+
+
+def tuple_like(value: tuple[Any, ...], children: Sequence[Any]) -> Any:
+    """Return a tuple of other children; a NamedTuple keeps its class."""
+    return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
 
 
 def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:

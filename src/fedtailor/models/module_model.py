@@ -193,11 +193,9 @@ class _FreshValues(torch.autograd.Function):
         info: Any, in_dims: tuple[Any, ...], template: nn.Module, purpose: int, *where: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         # One key per client, then one run of the layers' own code per client.
-        words = [
-            unroll(word, dim, info.batch_size) for word, dim in zip(where, in_dims[2:], strict=True)
-        ]
-        clients = [_fresh_values(template, purpose, *client) for client in zip(*words, strict=True)]
-        stacked = tuple(torch.stack(column) for column in zip(*clients, strict=True))
+        clients = unroll(where, in_dims[2:], info.batch_size)
+        fresh = [_fresh_values(template, purpose, *words) for words in clients]
+        stacked = tuple(torch.stack(column) for column in zip(*fresh, strict=True))
         return stacked, (0,) * len(stacked)
 
 

@@ -152,7 +152,9 @@ def rank_shift(held_out: Tensor, recent: Tensor) -> Alarm:
         held_out: scores of held-out examples (n,).
         recent: scores of recent inputs (m,).
     """
-    ranks = _ranks(torch.cat([recent, held_out]))
+    from scipy.stats import rankdata  # takes time to import
+
+    ranks = torch.from_numpy(rankdata(torch.cat([recent, held_out]).numpy()))
     shifts = [_shift(ranks[order], len(recent)) for order in _orders(len(ranks), 1)]
     return _alarm(torch.cat(shifts))
 
@@ -168,14 +170,6 @@ def _mix_gain(held_out: Tensor, recent: Tensor) -> Alarm:
     count, classes = probabilities.shape
     gains = [_gain(probabilities[order], len(recent)) for order in _orders(count, classes)]
     return _alarm(torch.cat(gains))
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks of values (n,), from 1; equal values share their mean rank."""
-    ordered = values.sort().values
-    first = torch.searchsorted(ordered, values, right=False)
-    last = torch.searchsorted(ordered, values, right=True)
-    return (first + last + 1).double() / 2
 
 
 def _orders(count: int, classes: int) -> Iterator[Tensor]:

@@ -251,9 +251,9 @@ class Run:
             DataError: there is no such model, the inputs are not what it was trained for, there are
                 too few of them or of held-out examples, or the data of the run have changed.
         """
-        from fedtailor.serving.watch import watch_client
+        from fedtailor.serving.watch import observe, to_record
 
-        return watch_client(self.records.of_seed(seed), client, paths)
+        return to_record(observe(self.records.of_seed(seed), client, paths))
 
     def adapt(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.experiment.reader import RunRecords
-from fedtailor.serving.alarms import RATE, Alarms, check_inputs, refuse_few_inputs
+from fedtailor.serving.alarms import RATE, check_inputs, refuse_few_inputs
 from fedtailor.serving.encoded import with_encoder
 from fedtailor.serving.load import load_method, load_personal
 from fedtailor.serving.model import PersonalModel
@@ -30,16 +30,6 @@ class Watched(NamedTuple):
     recent: Signals
     sources: Sources
     """The recent inputs."""
-
-
-def watch_client(records: RunRecords, client: str | int, paths: Sequence[str]) -> dict[str, Any]:
-    """Compare recent inputs of a client with its held-out examples.
-
-    See :meth:`fedtailor.serving.run.Run.watch`.
-    """
-    watched = observe(records, client, paths)
-    alarms = check_inputs(watched.held_out, watched.recent)
-    return to_record(watched, alarms)
 
 
 def observe(records: RunRecords, client: str | int, paths: Sequence[str]) -> Watched:
@@ -106,9 +96,14 @@ def _held_out_inputs(records: RunRecords, model: PersonalModel) -> Iterator[np.n
     yield divided.dataset.x[rows]
 
 
-def to_record(watched: Watched, alarms: Alarms) -> dict[str, Any]:
-    """Return what alarms say of recent inputs, ready for JSON."""
+def to_record(watched: Watched) -> dict[str, Any]:
+    """Return what alarms say of recent inputs, ready for JSON.
+
+    Raises:
+        DataError: there are too few inputs.
+    """
     model = watched.model
+    alarms = check_inputs(watched.held_out, watched.recent)
     rows = {}
     for name in ALARMS:
         alarm = getattr(alarms, name)

@@ -102,7 +102,8 @@ class Checkpoints:
         committed = {name: store.commit() for name, store in self._stores.items()}
         files = {name: content.files for name, content in committed.items()}
         try:
-            tensors = {**_tensors(state.on_host()), "stores": _spans_by_store(committed)}
+            spans = {name: _to_tensor(content.spans) for name, content in committed.items()}
+            tensors = {**_tensors(state.on_host()), "stores": spans}
             data = encode(tensors, modules=self._modules)
         except TypeError as reason:
             raise RunError(
@@ -385,10 +386,6 @@ def _state(numbers: Mapping[str, Any], tensors: Mapping[str, Any]) -> RunState:
         selection=selection,
         moments=tensors.get("moments", {}),
     )
-
-
-def _spans_by_store(committed: Mapping[str, Committed]) -> dict[str, Tensor]:
-    return {name: _to_tensor(content.spans) for name, content in committed.items()}
 
 
 def _to_tensor(spans: Mapping[int, StoreSpan]) -> Tensor:

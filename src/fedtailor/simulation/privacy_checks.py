@@ -25,7 +25,7 @@ def check_privacy(
     privacy.check_fields(type(algorithm).__name__, messages)
     if privacy.unit == "example":
         check_examples(algorithm, roster, privacy)
-    _check_buffers(algorithm, roster, privacy)
+    _check_buffers(roster, privacy)
     privacy.check(schedule, len(roster.trainable_clients))
 
 
@@ -35,12 +35,13 @@ def check_examples(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOpti
     Raises:
         ConfigError: it cannot.
     """
-    trains = _bounds_examples(type(algorithm))
+    cls = type(algorithm)
+    trains = cls.bounds_examples and _says(cls, "bounds_examples")
     for name, allowed in algorithm.unbounded_options.items():
         allowed += " with privacy.unit = 'example'"
         raise wrong_value(f"algorithm.{name}", allowed, getattr(algorithm, name))
 
-    sends_sums = _says(type(algorithm), "feature_bound") and algorithm.feature_bound is not None
+    sends_sums = _says(cls, "feature_bound") and algorithm.feature_bound is not None
     if sends_sums:
         _check_features(algorithm.feature_bound or 0.0, privacy, trains=trains)
         if not trains:
@@ -48,7 +49,7 @@ def check_examples(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOpti
 
     if not trains:
         raise ConfigError(
-            f"privacy.unit = 'example' cannot promise anything for {type(algorithm).__name__}: "
+            f"privacy.unit = 'example' cannot promise anything for {cls.__name__}: "
             "what its clients send depends on examples in another way than by gradients of losses "
             "of single examples, or sums over their features.",
             key="privacy.unit",
@@ -136,11 +137,6 @@ def _sums_noise(algorithm: AnyAlgorithm, roster: Roster) -> bool:
     return not any(tree.leaves(part) for part in kept)
 
 
-def _bounds_examples(cls: type[AnyAlgorithm]) -> bool:
-    """Return whether a method says that it bounds examples."""
-    return cls.bounds_examples and _says(cls, "bounds_examples")
-
-
 def _says(cls: type[AnyAlgorithm], claim: str) -> bool:
     """Return whether what a method claims holds for a class.
 
@@ -155,7 +151,7 @@ def _says(cls: type[AnyAlgorithm], claim: str) -> bool:
     return False
 
 
-def _check_buffers(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOptions) -> None:
+def _check_buffers(roster: Roster, privacy: PrivacyOptions) -> None:
     """Check that noise would not spoil running variances."""
     if privacy.unit == "client" and roster.common_task.shapes("buffer"):
         raise ConfigError(

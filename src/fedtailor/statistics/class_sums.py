@@ -153,14 +153,9 @@ class _ClassSums(torch.autograd.Function):
         *columns: Tensor,
     ) -> tuple[Any, Any]:
         # The rows that count differ by client, and with them the shapes of products.
-        unrolled = [
-            unroll(column, dim, info.batch_size)
-            for column, dim in zip(columns, in_dims[3:], strict=True)
-        ]
-        clients = [
-            _sums_of(num_classes, squares, dtype, *client) for client in zip(*unrolled, strict=True)
-        ]
-        stacked = tuple(torch.stack(parts) for parts in zip(*clients, strict=True))
+        clients = unroll(columns, in_dims[3:], info.batch_size)
+        sums = [_sums_of(num_classes, squares, dtype, *client) for client in clients]
+        stacked = tuple(torch.stack(parts) for parts in zip(*sums, strict=True))
         return stacked, (0,) * len(stacked)
 
 

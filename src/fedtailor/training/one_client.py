@@ -122,10 +122,6 @@ class GradientSteps:
         self.optimizer = Optimizer(phase.training, self.trained)
         self.loss_sum = torch.zeros((), dtype=self.trained[0].dtype if self.trained else None)
 
-    def function(self) -> StepFunction:
-        """Return what is evaluated in every step."""
-        return self.loss_and_gradients
-
     def take(self, evaluate: StepFunction, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
         # A step gives its loss, the gradients, the new buffers and the values, in this order.
@@ -146,7 +142,7 @@ class GradientSteps:
 
         return outputs[0] if outputs else ()
 
-    def loss_and_gradients(self, batch: Any, key: Key) -> list[Tensor]:
+    def evaluate(self, batch: Any, key: Key) -> list[Tensor]:
         """Return the loss, the gradients, the updated buffers and the values to collect, if any.
 
         A gradient has the memory layout of its parameter; it is 0 where the loss does not depend on
@@ -182,10 +178,6 @@ class CustomSteps:
         self.buffers = buffers
         self.loss_sum = torch.zeros(())
 
-    def function(self) -> StepFunction:
-        """Return what is evaluated in every step."""
-        return self.new_params
-
     def take(self, evaluate: StepFunction, step: int, batch: Any, key: Key) -> Tensor | tuple[()]:
         """Take one step; return the values to collect."""
         values = evaluate(batch, key)
@@ -194,7 +186,7 @@ class CustomSteps:
         outputs = values[count:]
         return outputs[0] if outputs else ()
 
-    def new_params(self, batch: Any, key: Key) -> list[Tensor]:
+    def evaluate(self, batch: Any, key: Key) -> list[Tensor]:
         """Return the new parameters, and the values to collect, if any."""
         with torch.no_grad():
             params, outputs = self.phase.advance(
@@ -269,7 +261,7 @@ def train_one(
 
         # It stays here and not in the steps, which it refers to: a cycle would keep the tensors of
         # finished phases alive.
-        evaluate = buffers.prepare(steps.function())
+        evaluate = buffers.prepare(steps.evaluate)
 
         for step in range(count):
             first = step * per_step

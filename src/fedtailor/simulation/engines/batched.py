@@ -138,11 +138,7 @@ def _stack(trees: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         return {name: _stack([member[name] for member in trees]) for name in first}
 
-    children = [_stack(column) for column in zip(*trees, strict=True)]
-    if hasattr(first, "_fields"):
-        return type(first)(*children)
-
-    return tuple(children)
+    return tree.tuple_like(first, [_stack(column) for column in zip(*trees, strict=True)])
 
 
 def _pad(column: Sequence[Tensor]) -> Tensor:

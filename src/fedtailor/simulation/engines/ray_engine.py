@@ -85,7 +85,7 @@ class Ray:
             DataError: other data than those of the run arrived at an actor.
             RunError: the cluster cannot be started, others use all its CPUs, or no actor starts.
         """
-        return self.map_gathered(program, common, jobs, None, _as_it_is)
+        return self.map_gathered(program, common, jobs, None, lambda job, output: output)
 
     def map_gathered(
         self,
@@ -387,10 +387,6 @@ class _Deal:
             else:
                 how = f"ended {_MOST_ENDS} times while it ran no other client"
                 self._enter(position, Failure(NoAnswer(f"the actor of this client {how}")))
-
-
-def _as_it_is(job: Job, output: Any) -> Any:
-    return output
 
 
 def _input_bytes(job: Job) -> int:

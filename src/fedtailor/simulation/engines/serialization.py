@@ -77,10 +77,6 @@ def tensor_from_bytes(layout: TensorLayout, values: np.ndarray) -> Tensor:
     return memory.as_strided(layout.shape, layout.stride, layout.offset)
 
 
-def _parameter(tensor: Tensor, requires_grad: bool) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad)
-
-
 class _Pickler(ForkingPickler):
     """Writes classes and functions by name, and tensors by value."""
 
@@ -88,7 +84,7 @@ class _Pickler(ForkingPickler):
         """Return how to write a value, or ``NotImplemented`` for the usual way."""
         if isinstance(value, Tensor):
             if isinstance(value, nn.Parameter):  # asked of tensors only: the question takes long
-                return _parameter, (value.detach(), value.requires_grad)
+                return nn.Parameter, (value.detach(), value.requires_grad)
             return tensor_from_bytes, tensor_to_bytes(value)
 
         if isinstance(value, torch.UntypedStorage | torch.TypedStorage):
