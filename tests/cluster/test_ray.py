@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
@@ -51,7 +52,7 @@ ENOUGH = 15
 
 @pytest.fixture(scope="module")
 def pool():
-    with Ray(2) as engine:
+    with closing(Ray(2)) as engine:
         yield engine
 
 
@@ -191,7 +192,7 @@ def test_tables_keep_their_layout(pool):
 def test_the_number_of_actors_changes_no_bit(pool, count):
     pool.close()  # its cluster has two CPUs
     small = many_clients(20)
-    with Ray(count) as engine:
+    with closing(Ray(count)) as engine:
         for algorithm in METHODS:
             assert_same_runs(
                 run(build(algorithm), Reference(), small), run(build(algorithm), engine, small)
@@ -254,7 +255,7 @@ def test_a_lost_actor_costs_time_and_no_result(pool):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ten_lost_actors_change_no_bit(pool, count):
     pool.close()  # its cluster has two CPUs
-    with Ray(count) as engine:
+    with closing(Ray(count)) as engine:
         assert_same_bits_with_lost_actors(engine, 10)
 
 
@@ -263,7 +264,7 @@ def test_ten_lost_actors_change_no_bit(pool, count):
 def test_lost_actors_of_a_thousand_clients_change_no_bit(pool, count):
     pool.close()  # its cluster has two CPUs
     federation = many_clients(1000)
-    with Ray(count) as engine:
+    with closing(Ray(count)) as engine:
         for algorithm in METHODS:
             expected = reports(build(algorithm), Reference(), federation, rounds=1)
             usual = seconds_of(build(algorithm), engine, federation, rounds=1)
@@ -377,6 +378,7 @@ class Head:
 
 PROGRAM = """
 import sys, time
+from contextlib import closing
 import torch
 from fedtailor.core.errors import FedtailorError
 from fedtailor.simulation.engines.ray_engine import Ray
@@ -384,7 +386,7 @@ sys.path.insert(0, sys.argv[2])
 from simulation.engines.programs import data, deadly, job
 start = time.perf_counter()
 try:
-    with Ray(0, sys.argv[1]) as engine:
+    with closing(Ray(0, sys.argv[1])) as engine:
         print([int(output) for output in engine.map(deadly, data(torch.ones(2)), [job(0), job(1)])])
 except FedtailorError as error:
     print(f"{error.key}: {error.message}")

@@ -3,7 +3,7 @@ engine."""
 
 import random
 import signal
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ ROUNDS = 2
 
 @pytest.fixture(scope="module")
 def engines():
-    with Processes(1) as processes:
+    with closing(Processes(1)) as processes:
         yield {
             "reference": Reference(),
             "workers": Workers(2),

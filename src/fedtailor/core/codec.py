@@ -16,7 +16,6 @@ bytes, of leaves, of axes and of levels is limited, before anything is made of t
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -277,9 +276,7 @@ class _Reader:
         value: dict[str | int, tree.Tree] = {}
         for item in items:
             match item:
-                case [bool(), _]:
-                    raise _unreadable("the structure of the tree is of another form")
-                case [str() | int() as key, child] if key not in value:
+                case [key, child] if type(key) in (str, int) and key not in value:
                     value[key] = self.value(child, depth + 1)
                 case _:
                     raise _unreadable("the structure of the tree is of another form")
@@ -308,7 +305,7 @@ def _read_structure(data: bytes, limits: Limits) -> Any:
     """
     try:
         # A file begins with the length of its header in 8 bytes; then follows the header, in JSON.
-        (length,) = struct.unpack_from("<Q", data)
+        length = int.from_bytes(data[:8], "little")
         if length > limits.header:
             raise _unreadable(f"its header has {length} bytes, more than {limits.header}")
 
@@ -322,7 +319,7 @@ def _read_structure(data: bytes, limits: Limits) -> Any:
         _check_shapes(header, limits)
         version = description["version"]
         structure = description["tree"]
-    except (struct.error, *UNEXPECTED) as reason:
+    except UNEXPECTED as reason:
         raise _unreadable("it does not begin with the structure of a tree") from reason
 
     if version != CODEC_VERSION:

@@ -141,10 +141,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@cache
-def _libraries_of_numpy() -> ThreadpoolController:
-    """Return what sets the number of threads of products of NumPy's matrices."""
-    return ThreadpoolController()
+_libraries_of_numpy = cache(ThreadpoolController)
+"""What sets the number of threads of products of NumPy's matrices; it takes time to find."""
 
 
 class PerExample(NamedTuple):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.devices import to_host
+from fedtailor.core.engine import ExamplePositions
 from fedtailor.core.rng import Key, row_words
 from fedtailor.core.task import Task
 
@@ -348,13 +349,7 @@ class Federation:
 
     def examples(self, positions: Tensor) -> ExampleSet:
         """Return the examples at the given positions, each with weight 1."""
-        return ExampleSet(
-            self.x,
-            self.y,
-            positions,
-            torch.ones(len(positions), device=positions.device),
-            self.scale,
-        )
+        return ExampleSet(self.x, self.y, *ExamplePositions.of(positions), self.scale)
 
     def info(self, client: int) -> ClientInfo:
         """Return the counts of a client's training data."""

@@ -63,11 +63,6 @@ class Metric(NamedTuple):
     in_percent: bool = False
     """Whether it is printed in percent."""
 
-    @property
-    def is_by_class(self) -> bool:
-        """Whether it is reported for every class rather than for all of them together."""
-        return self.of_client is None
-
 
 METRICS = {
     "accuracy": Metric(
@@ -108,7 +103,7 @@ METRICS = {
 }
 """The reported metrics."""
 
-CLIENT_METRICS = {name: metric for name, metric in METRICS.items() if not metric.is_by_class}
+CLIENT_METRICS = {name: metric for name, metric in METRICS.items() if metric.of_client is not None}
 """The metrics that every client has, and that are summarized over clients in every evaluation."""
 
 CLASS_SHARES = {

@@ -22,7 +22,6 @@ from fedtailor.algorithms._gaussian_classifier import GaussianClassifier
 from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.input_specification import write_input_specification
-from fedtailor.data.split import split_digest
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.provenance import describe
@@ -31,6 +30,7 @@ from fedtailor.serving.alarms import MOST_COMPARED, Alarms, check_inputs
 from fedtailor.serving.encoded import with_encoder
 from fedtailor.serving.load import load_method, load_personal, make_model
 from fedtailor.serving.model import PersonalModel
+from fedtailor.serving.model_folder import split_of_one
 from fedtailor.serving.own_model import own_model
 from fedtailor.serving.signals import Signals, signals, write_held_out
 from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
@@ -376,16 +376,8 @@ def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> dict
     # The examples are those of before.
     old = records.split
     number = int(adapted.card["number"]) if len(old["clients"]) > 1 else 0
-    clients = [old["clients"][number]]
-    new_clients = int(bool(adapted.card["new"]))
-    split = {
-        "dataset": old["dataset"],
-        "split_sha256": split_digest(clients, new_clients),
-        "new_clients": new_clients,
-        "client_names": [name],
-        "conditions": [],
-        "clients": clients,
-    }
+    client = old["clients"][number]
+    split = split_of_one(old["dataset"], name, client, new=bool(adapted.card["new"]))
     source = {"run": records.path.name, "model_sha256": adapted.card["adapted_from"]}
     origin = {**describe(), "adapted": source}
     result = {

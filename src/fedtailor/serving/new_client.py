@@ -9,7 +9,7 @@ import torch
 
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import DataError, RunError
-from fedtailor.core.federation import Cohort
+from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.reading import content_of
 from fedtailor.core.scores import Scores
 from fedtailor.data.split import ClientPositions
@@ -35,6 +35,12 @@ class FinishedRun(NamedTuple):
     """Those of them that had training examples."""
     next_number: int
     """The first number that no client of the run has."""
+
+    def federation(self, site: SiteData, positions: ClientPositions, number: int) -> Federation:
+        """Return a federation in which only a site with this number has data."""
+        method = self.method
+        task = method.task(number)
+        return federation_of_one(site, positions, method.inputs, task, number, self.population)
 
 
 class OnboardedModel(NamedTuple):
@@ -111,9 +117,7 @@ def onboard(
 
     method = run.method
     config = method.config
-    federation = federation_of_one(
-        site, division, method.inputs, method.task(number), number, run.population
-    )
+    federation = run.federation(site, division, number)
     cohort = Cohort(
         ids=torch.tensor([number]),
         population=run.population,

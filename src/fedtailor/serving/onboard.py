@@ -9,7 +9,7 @@ from typing import Any
 from fedtailor.baselines import TrainedBaselines
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import names_of_baselines
-from fedtailor.experiment.baselines import InputTables, train_at, write_own_models
+from fedtailor.experiment.baselines import InputTables, write_own_models
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import RunRecords, refuse_inside_run
 from fedtailor.experiment.site_rows import MAJORITY, site_rows
@@ -21,11 +21,10 @@ from fedtailor.serving.site_data import (
     OF_COMMAND,
     OF_RUN,
     SiteData,
-    federation_of_one,
     load_site,
     options_written_as,
 )
-from fedtailor.serving.validate import cross_validate
+from fedtailor.serving.validate import cross_validate, train_own
 
 
 def onboard_site(
@@ -97,7 +96,8 @@ def onboard_site(
         (row,) = site_rows(validation.trainings, [name], measure)
         result["worth_it"] = as_record([row], measure)
         if chooses:
-            own = _train_own(run, site, tables)
+            positions = all_positions(site)
+            own = train_own(run, tables, positions.train, positions.test, keep=True)
             if row.verdict != "better":
                 result["uses"] = own.best
 
@@ -123,30 +123,8 @@ def onboard_site(
 
 def _tables(run: FinishedRun, site: SiteData) -> InputTables:
     """Return the inputs of baselines at a new site."""
-    number = run.next_number
-    federation = federation_of_one(
-        site,
-        all_positions(site),
-        run.method.inputs,
-        run.method.task(number),
-        number,
-        run.population,
-    )
+    federation = run.federation(site, all_positions(site), run.next_number)
     return InputTables.of(site.x, site.y, site.groups, federation.x)
-
-
-def _train_own(run: FinishedRun, site: SiteData, tables: InputTables) -> TrainedBaselines:
-    """Train what a new site would use alone, on all of its training examples."""
-    config = run.method.config
-    positions = all_positions(site)
-    return train_at(
-        names_of_baselines(config.schedule.baselines),
-        tables,
-        positions.train,
-        positions.test,
-        num_classes=run.method.inputs.num_classes,
-        keep=True,
-    )
 
 
 def _origin(records: RunRecords) -> dict[str, Any]:

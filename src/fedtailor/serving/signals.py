@@ -45,15 +45,14 @@ class Signals(NamedTuple):
         entropy: Tensor = torch.special.entr(self.probabilities).sum(1)
         return entropy
 
-    def rows(self, rows: Tensor | slice) -> Signals:
-        """Return what the model says of some inputs."""
-        surprise = self.surprise[rows] if len(self.surprise) else self.surprise
-        return Signals(self.probabilities[rows], self.strangeness[rows], surprise)
-
     def at_most(self, most: int) -> Signals:
         """Return all inputs, or evenly spaced ones if there are more than wanted."""
         count = len(self.strangeness)
-        return self if count <= most else self.rows(torch.arange(most) * count // most)
+        if count <= most:
+            return self
+
+        rows = torch.arange(most) * count // most
+        return Signals(*(values[rows] if len(values) else values for values in self))
 
 
 def signals(model: PersonalModel, stored: Iterable[np.ndarray]) -> Signals:

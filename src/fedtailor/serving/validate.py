@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedtailor.algorithms import load_algorithm
+from fedtailor.baselines import TrainedBaselines
 from fedtailor.core import rng
 from fedtailor.core.errors import DataError
 from fedtailor.core.schedule import names_of_baselines
@@ -133,15 +134,22 @@ def _best_baseline(
         train: rows to train on.
         held_out: rows to predict.
     """
-    trained = train_at(
+    trained = train_own(run, tables, train, held_out, keep=False)
+    return None if trained.best is None else (trained.best, trained.probabilities[trained.best])
+
+
+def train_own(
+    run: FinishedRun, tables: InputTables, train: np.ndarray, test: np.ndarray, *, keep: bool
+) -> TrainedBaselines:
+    """Train what a new site would use alone; ``keep``: return the best model, too."""
+    return train_at(
         names_of_baselines(run.method.config.schedule.baselines),
         tables,
         train,
-        held_out,
+        test,
         num_classes=run.method.inputs.num_classes,
-        keep=False,
+        keep=keep,
     )
-    return None if trained.best is None else (trained.best, trained.probabilities[trained.best])
 
 
 def _alone(run: FinishedRun, site: SiteData) -> FinishedRun:

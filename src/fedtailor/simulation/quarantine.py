@@ -57,12 +57,11 @@ def problem_with_numbers(numbers: Mapping[str, Any], what: str) -> str:
 
 def usable_numbers(numbers: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the numbers that can be recorded."""
-    single = {
-        name: value
-        for name, value in numbers.items()
-        if isinstance(value, Tensor) and value.dim() == 0
-    }
-    usable = {name: value for name, value in single.items() if _is_recordable(value)}
+    usable = {}
+    for name, value in numbers.items():
+        is_single = isinstance(value, Tensor) and value.dim() == 0
+        if is_single and _is_recordable(value):
+            usable[name] = value
     return dict(itertools.islice(usable.items(), _MOST_NUMBERS))
 
 

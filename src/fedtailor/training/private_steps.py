@@ -178,14 +178,14 @@ class PrivateSteps:
 
     def _gradients(self, batch: Batch, numbers: Tensor, part: slice) -> tuple[list[Tensor], Tensor]:
         """Return the gradients (b, ...) and losses (b,) of a part of the examples."""
+        context = self.buffers.context
 
         def loss_of(
             params: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, number: Tensor
         ) -> Tensor:
             example = Batch(x[None], y[None], weight[None], batch.class_weight)
-            return self.phase.evaluate(params, self.buffers.context, example, self.key.at(number))[
-                0
-            ]
+            loss, *_ = self.phase.evaluate(params, context, example, self.key.at(number))
+            return loss
 
         examples = (batch.x[part], batch.y[part], batch.weight[part], numbers[part])
         of_examples = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0, 0, 0))

@@ -352,7 +352,7 @@ _FROM_SHAPES = """
 ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided
 """
 _SHAPE_ONLY = set(_FROM_SHAPES.split())
-_KNOWN = {
+KNOWN = {
     *_ELEMENTWISE.split(),
     *_BACKWARD.split(),
     *_OVER_MANY.split(),
@@ -360,14 +360,10 @@ _KNOWN = {
     *_FROM_NUMBERS.split(),
     *_SHAPE_ONLY,
 }
+"""The names of PyTorch's operations, without views and those that change arguments."""
 _OUR_OWN = {"fedtailor::draw"}
 """Operators that this package defines: the keyed draw of ``core.noise``."""
 _VIEWS_IN_PLACE = {"squeeze_", "t_", "transpose_", "unsqueeze_"}
-
-
-def operation_names() -> list[str]:
-    """Return the names of PyTorch's operations, without views and those that change arguments."""
-    return sorted(_KNOWN)
 
 
 def is_repeatable(func: Any, args: tuple[Any, ...]) -> bool:
@@ -388,9 +384,9 @@ def is_repeatable(func: Any, args: tuple[Any, ...]) -> bool:
     schema = schema_of(func)
     if schema.is_mutable:
         fresh = [returned for returned in schema.returns if returned.alias_info is None]
-        return name.removesuffix("_") in _KNOWN and not fresh
+        return name.removesuffix("_") in KNOWN and not fresh
 
-    return name in _KNOWN
+    return name in KNOWN
 
 
 def _moves_no_memory(func: Any) -> bool:

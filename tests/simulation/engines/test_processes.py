@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +45,7 @@ def jobs():
 
 @pytest.fixture(scope="module")
 def pool():
-    with Processes(2) as engine:
+    with closing(Processes(2)) as engine:
         yield engine
 
 
@@ -200,9 +201,8 @@ def test_a_client_whose_process_dies_fails_alone(pool):
 @pytest.mark.slow
 def test_a_client_that_takes_too_long_fails_alone(tmp_path):
     started = tmp_path / "started"
-    with Processes(
-        1, timeout=30.0
-    ) as engine:  # a process that starts imports PyTorch, which may take long
+    # A process that starts imports PyTorch, which may take long.
+    with closing(Processes(1, timeout=30.0)) as engine:
         assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(0)])] == [0]
         engine.timeout = 3.0
         (output,) = engine.map(programs.slow, data(torch.ones(2), shared=str(started)), [job(0)])
@@ -218,7 +218,7 @@ def test_a_client_that_takes_too_long_fails_alone(tmp_path):
 @pytest.mark.slow
 def test_a_client_that_writes_to_the_data_of_others_ends_its_process_only(tmp_path):
     x = torch.ones(4, 3)
-    with Processes(1) as engine:
+    with closing(Processes(1)) as engine:
         outputs = engine.map(programs.writes_to_tables, data(x), [job(n) for n in range(3)])
     assert (
         "SIGSEGV), possibly because its program wrote to the data, which are read-only"
@@ -229,7 +229,7 @@ def test_a_client_that_writes_to_the_data_of_others_ends_its_process_only(tmp_pa
 
 @pytest.mark.slow
 def test_a_process_that_closes_its_connection_does_not_remove_the_files_of_the_data():
-    with Processes(1) as engine:
+    with closing(Processes(1)) as engine:
         outputs = engine.map(
             programs.closes_files, data(torch.ones(4, 3)), [job(n) for n in range(3)]
         )
@@ -265,9 +265,9 @@ def test_an_interruption_ends_clients_and_processes(tmp_path, monkeypatch):
         "no further client starts, and its process ended"
     )
     assert not list(tmp_path.glob("fedtailor-*"))
-    with (
-        engine
-    ):  # it starts anew; Ctrl-C does not reach it, so an interruption is the program's own failure
+
+    # It starts anew; Ctrl-C does not reach it, so an interruption is the program's own failure.
+    with closing(engine):
         (output,) = engine.map(programs.interrupted, COMMON, [job(0)])
         assert isinstance(output, Failure) and isinstance(output.reason, KeyboardInterrupt)
 

@@ -4,7 +4,7 @@ import ctypes
 import platform
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def test_an_alarm_of_a_client_interrupts_nothing_in_the_main_thread():
 @pytest.mark.slow  # it starts two processes
 def test_on_processes_nothing_at_all_is_left():
     announced = pytest.warns(RuntimeWarning, match="because a client's program left a thread")
-    with Processes(1) as engine, announced:
+    with closing(Processes(1)) as engine, announced:
         assert_that_nothing_is_left(engine, "leave_all")
 
 

@@ -86,12 +86,6 @@ class Processes:
         with self._lock:
             self._pool.close()
 
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class _ProcessPool:
     """The processes and files that must be cleaned up.

@@ -124,12 +124,6 @@ class Ray:
         with self._lock:
             self._state.close()
 
-    def __enter__(self) -> Ray:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 @dataclass
 class _Actor:
