@@ -240,9 +240,7 @@ def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
     count = count.expand(ordered.shape[1:])
     trimmed = (share * count).long()
 
-    # (clients, 1, ...), to compare with the columns
-    rank = torch.arange(len(ordered))
-    rank = rank.view(-1, *[1] * count.dim())
+    rank = spread(torch.arange(len(ordered)), ordered)  # (clients, 1, ...)
     is_inner = (rank >= trimmed) & (rank < count - trimmed)
 
     total = torch.where(is_inner, ordered, 0.0).sum(0)

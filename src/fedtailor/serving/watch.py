@@ -24,8 +24,6 @@ class Watched(NamedTuple):
 
     model: PersonalModel
     """It takes raw inputs."""
-    base: PersonalModel
-    """The same without the encoder, if there is one."""
     held_out: Signals
     recent: Signals
     sources: Sources
@@ -57,7 +55,7 @@ def observe(records: RunRecords, client: str | int, paths: Sequence[str]) -> Wat
     else:
         held_out = signals(model, _held_out_inputs(records, model))
 
-    return Watched(raw, model, held_out, recent, sources)
+    return Watched(raw, held_out, recent, sources)
 
 
 def _held_out_inputs(records: RunRecords, model: PersonalModel) -> Iterator[np.ndarray]:

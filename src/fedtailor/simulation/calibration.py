@@ -47,11 +47,6 @@ class Calibration(NamedTuple):
     operating_point: dict[str, Any] | None = None
     """What :class:`fedtailor.simulation.operating_point.OperatingPoint` holds; None: not wanted."""
 
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether there were enough examples."""
-        return self.examples >= FEWEST_EXAMPLES
-
 
 def calibrate(
     algorithm: AnyAlgorithm, task: Task, personal: Any, examples: ExampleSet

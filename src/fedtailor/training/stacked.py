@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedtailor.core.devices import HOST, to_device
 from fedtailor.core.federation import ExampleSet
+from fedtailor.core.message import spread
 from fedtailor.core.rng import Key, join_key
 from fedtailor.core.task import Batch
 from fedtailor.core.torch_private import memory_of
@@ -276,7 +277,7 @@ class _Run:
             flat = [gradient.reshape(active, -1) for gradient in gradients]
             norms = torch.cat(flat, 1).norm(dim=1)  # (active,)
             factor = clip_factor(norms, clip_norm)
-            gradients = [_scale_rows(gradient, factor) for gradient in gradients]
+            gradients = [gradient * spread(factor, gradient) for gradient in gradients]
 
         leaves = [leaf[:active] for leaf in self.trained]
         self.optimizer.update(leaves, gradients, step, active)
@@ -308,12 +309,6 @@ class _Run:
     def collected(self) -> list[Tensor]:
         """Return collected values, labels and weights, (clients, steps x batch, ...) each."""
         return [torch.cat(column, 1) for column in zip(*self.kept, strict=True)]
-
-
-def _scale_rows(rows: Tensor, factor: Tensor) -> Tensor:
-    """Multiply the row of every client (clients, ...) by its factor (clients,)."""
-    other_axes = [1] * (rows.dim() - 1)
-    return rows * factor.view(-1, *other_axes)
 
 
 def _gradients(

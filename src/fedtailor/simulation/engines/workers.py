@@ -159,9 +159,7 @@ def keep_pages() -> bool:
     if not _has_glibc():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    if not mallopt(_M_MMAP_THRESHOLD, 2**30):
-        return False
-    return bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+    return bool(mallopt(_M_MMAP_THRESHOLD, 2**30) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def return_pages() -> None:
