@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedtailor.core import tree
 from fedtailor.core.engine import Engine, ExamplePositions, Failure, Job, Program, cut, one_thread
@@ -132,14 +133,11 @@ def _stack(trees: Sequence[Any]) -> Any:
     # The structure of all is that of the first: they have the same model.
     first = trees[0]
     if isinstance(first, ExamplePositions):
-        return ExamplePositions(*(_pad(column) for column in zip(*trees, strict=True)))
+        columns = zip(*trees, strict=True)
+        return ExamplePositions(*(pad_sequence(column, batch_first=True) for column in columns))
     if isinstance(first, Tensor):
         return torch.stack(list(trees))
     if isinstance(first, dict):
         return {name: _stack([member[name] for member in trees]) for name in first}
 
     return tree.tuple_like(first, [_stack(column) for column in zip(*trees, strict=True)])
-
-
-def _pad(column: Sequence[Tensor]) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
