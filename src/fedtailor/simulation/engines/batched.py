@@ -133,7 +133,7 @@ def _stack(trees: Sequence[Any]) -> Any:
     # The structure of all is that of the first: they have the same model.
     first = trees[0]
     if isinstance(first, ExamplePositions):
-        columns = zip(*trees, strict=True)
+        columns = map(list, zip(*trees, strict=True))
         return ExamplePositions(*(pad_sequence(column, batch_first=True) for column in columns))
     if isinstance(first, Tensor):
         return torch.stack(list(trees))
