@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Json
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed
 from fedtailor.cli.shell import print_result
 from fedtailor.cli.watch import RecentPaths
@@ -38,7 +38,6 @@ def adapt(
     label_column: LabelColumn = "",
     seed: RunSeed = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Adapt the model of a client to recent inputs in closed form, as a run folder of its own.
 

@@ -12,7 +12,6 @@ from fedtailor.cli.options import (
     Algorithm,
     Assignments,
     ConfigFile,
-    Debug,
     Json,
     Named,
     Out,
@@ -74,7 +73,6 @@ def members(
     set_: Assignments = None,
     out: Out = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Can models tell which examples they were trained on? Attack them, and count.
 
@@ -125,7 +123,6 @@ def noise(
     seed: Seed = None,
     set_: Assignments = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Does noise hide a client, or an example, as well as it claims? Try to find made-up ones.
 

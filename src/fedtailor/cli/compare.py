@@ -13,7 +13,6 @@ import typer
 from fedtailor.cli.options import (
     NOTHING_NAMED,
     Assignments,
-    Debug,
     Json,
     Named,
     names_key,
@@ -89,7 +88,6 @@ def compare(
         ),
     ] = "table",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare methods: train those that are missing, or only read runs.
 

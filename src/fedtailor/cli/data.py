@@ -11,7 +11,6 @@ import typer
 
 from fedtailor.cli.options import (
     NOTHING_NAMED,
-    Debug,
     Json,
     Named,
     read_assignments,
@@ -71,7 +70,6 @@ def list_(
     ] = "",
     named: Named = NOTHING_NAMED,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List the known data sets.
 
@@ -103,7 +101,6 @@ def fetch_(
     ],
     named: Named = NOTHING_NAMED,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Download a known data set from its publisher. An interrupted download is resumed."""
     from fedtailor.cli.show.data import FetchLine, show_fetched
@@ -145,7 +142,6 @@ def check_(
     ],
     set_: Assignments = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Read your own data as a run would, and list every problem.
 
@@ -196,7 +192,6 @@ def embed_(
     named: Named = NOTHING_NAMED,
     set_: Assignments = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write the features of all examples, for fedtailor run --data, which needs no encoder then.
 
@@ -252,7 +247,6 @@ def partition(
     seed: Seed = None,
     set_: Assignments = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Divide data among clients, and show what each of them has; --out writes the split."""
     from fedtailor.cli.show.data import show_partition
@@ -299,7 +293,6 @@ def plot(
     seed: Seed = None,
     set_: Assignments = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Draw how data is divided: bubbles for the training examples of each client and class."""
     from fedtailor.cli.show.console import say

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json, Out, whole_number
+from fedtailor.cli.options import Json, Out, whole_number
 from fedtailor.cli.shell import guarded, print_result
 
 
@@ -20,7 +20,6 @@ def demo(
         ),
     ] = 0,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare four ways to train for 20 clients with little data each.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json, Out, whole_number
+from fedtailor.cli.options import Json, Out, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_result
 
@@ -51,7 +51,6 @@ def init(
         ),
     ] = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Make the folder of a server: its configuration, its keys and its certificates."""
     from fedtailor.cli.show.sites import show_server
@@ -84,7 +83,6 @@ def add(
         ),
     ] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Register a site, so that it can connect.
 
@@ -109,7 +107,6 @@ def remove(
     folder: ServerFolder,
     name: SiteName,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Remove a site for good: a run that is under way continues without it.
 
@@ -129,7 +126,6 @@ def pause(
     folder: ServerFolder,
     name: SiteName,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Ask nothing of a site until it is resumed, and wait for it no more.
 
@@ -149,7 +145,6 @@ def resume(
     folder: ServerFolder,
     name: SiteName,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Let a paused site take part again, from the next round on."""
     from fedtailor.cli.show.console import say
@@ -165,7 +160,6 @@ def allow(
     folder: ServerFolder,
     name: SiteName,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Ask a site again that was excluded for what it has sent.
 
@@ -181,7 +175,7 @@ def allow(
 
 
 @deploy_app.command("sites", cls=Command)
-def sites(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
+def sites(folder: ServerFolder, json: Json = False) -> None:
     """List the registered sites, and when each was last heard from."""
     from fedtailor.cli.show.sites import show_sites
     from fedtailor.deployment.federation_folder import FederationFolder, read_attendance
@@ -208,7 +202,6 @@ def roster(
         bool, typer.Option("--replace", metavar="", help="Overwrite another roster.")
     ] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write the names and keys of all sites that train, for every site to trust.
 
@@ -226,7 +219,7 @@ def roster(
 
 
 @deploy_app.command("renew", cls=Command)
-def renew(folder: ServerFolder, json: Json = False, debug: Debug = False) -> None:
+def renew(folder: ServerFolder, json: Json = False) -> None:
     """Make a new certificate for the server, for the host that federation.toml names.
 
     Sites need nothing new.
@@ -274,7 +267,6 @@ def demo(
         ),
     ] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Start a server and four sites on this machine, and train on digits: is it worth it?
 
@@ -321,7 +313,6 @@ def serve(
         ),
     ] = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Train across the registered sites.
 

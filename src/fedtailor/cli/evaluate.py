@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Json
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed, check_out
 from fedtailor.cli.shell import print_result
 
@@ -35,7 +35,6 @@ def evaluate(
     out: Annotated[str, typer.Option(metavar="FILE", help="Write the metrics as CSV, too.")] = "",
     seed: RunSeed = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Score a client's personal model on new labelled data, and compare with training."""
     import numpy as np

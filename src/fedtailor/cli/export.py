@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Json
 from fedtailor.cli.predict import RunPath, RunSeed
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import UsageError
@@ -43,7 +43,6 @@ def export(
     ] = False,
     seed: RunSeed = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write personal models for other programs.
 

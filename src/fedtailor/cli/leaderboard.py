@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from fedtailor.cli.options import Debug, Json, decimal_number, read_assignments, with_options
+from fedtailor.cli.options import Json, decimal_number, read_assignments, with_options
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_result
 from fedtailor.core.errors import RunError
@@ -78,7 +78,6 @@ def run(
     ] = None,
     cells: CellOptions = _USUAL,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run the cells that have no record.
 
@@ -111,7 +110,6 @@ def add(
     ] = None,
     cells: CellOptions = _USUAL,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run the missing cells of your method, and say where it stands.
 
@@ -148,7 +146,6 @@ def show(
         ),
     ] = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show the tables of all federations that have records, or write the page.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Json
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import UsageError, find_name
 
@@ -38,7 +38,6 @@ def list_(
         ),
     ] = "cifar_cnn",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List the algorithms, data sets, models, partitions, engines or metrics."""
     table = find_name("list", kind, KINDS, key="kind", kind=UsageError)

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Json
 from fedtailor.cli.shell import print_json
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Folder to make.")]
 
 
-def new(name: Name, json: Json = False, debug: Debug = False) -> None:
+def new(name: Name, json: Json = False) -> None:
     """Make a small project that runs at once.
 
     It has a configuration, tables of four made-up sites, and a method of your own with its test.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Json
 from fedtailor.cli.predict import RunPath, RunSeed
 from fedtailor.cli.shell import print_result
 
@@ -41,7 +41,6 @@ def onboard(
     ] = False,
     seed: RunSeed = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Make the model of a site that never took part, from a run and the site's own data.
 

@@ -21,7 +21,6 @@ Json = Annotated[
     bool,
     typer.Option("--json", metavar="", help="Print one JSON object to stdout, errors included."),
 ]
-Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
 Out = Annotated[
     str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")
 ]

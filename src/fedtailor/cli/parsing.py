@@ -19,6 +19,10 @@ Help = Annotated[bool, typer.Option("--help", metavar="", help="Show this messag
 class Command(TyperCommand):
     """A command: each option may be given once, unless it collects values."""
 
+    def __init__(self, *args: Any, params: Sequence[Any] = (), **settings: Any) -> None:
+        """Add ``--debug`` to the parameters: :mod:`fedtailor.cli.shell` reads it."""
+        super().__init__(*args, params=[*params, _debug_option()], **settings)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command.
 
@@ -54,6 +58,23 @@ class Command(TyperCommand):
             option.metavar = ""
             option.help = "Show this message."
         return option
+
+
+def _debug_option() -> Any:
+    """Return the option ``--debug``, whose value no command gets."""
+
+    def command(
+        debug: Annotated[
+            bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")
+        ] = False,
+    ) -> None:
+        pass
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    (option,) = typer.main.get_command(app).params
+    option.expose_value = False
+    return option
 
 
 class Group(TyperGroup):

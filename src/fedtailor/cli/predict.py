@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.options import Debug, Json, whole_number
+from fedtailor.cli.options import Json, whole_number
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import DataError
 from fedtailor.core.options import wrong_value
@@ -72,7 +72,6 @@ def predict(
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write (default: stdout).")] = "",
     seed: RunSeed = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Predict with a client's personal model: class and probabilities, as CSV."""
     from fedtailor.cli.show.console import say

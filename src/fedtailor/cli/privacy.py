@@ -12,7 +12,6 @@ from fedtailor.cli.options import (
     NOTHING_NAMED,
     Assignments,
     ConfigFile,
-    Debug,
     Json,
     Named,
     read_config,
@@ -57,7 +56,6 @@ def plan(
     ] = False,
     set_: Assignments = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Say which noise a budget needs, or what is left of it with a given noise.
 

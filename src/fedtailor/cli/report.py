@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Json
 from fedtailor.cli.shell import print_json
 
 
@@ -43,7 +43,6 @@ def report(
         ),
     ] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write a report of runs as one HTML file that needs no network.
 

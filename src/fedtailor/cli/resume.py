@@ -10,7 +10,7 @@ import typer
 
 from fedtailor.cli.audit import resume_members
 from fedtailor.cli.compare import resume_comparison
-from fedtailor.cli.options import Debug, Json, Track
+from fedtailor.cli.options import Json, Track
 from fedtailor.cli.shell import guarded, print_result
 from fedtailor.cli.sweep import resume_sweep
 from fedtailor.core.errors import ConfigError, UsageError
@@ -27,7 +27,6 @@ def resume(
     ],
     track: Track = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Resume an interrupted or killed run, comparison, sweep or audit.
 

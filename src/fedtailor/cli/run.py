@@ -12,7 +12,6 @@ from fedtailor.cli.options import (
     Algorithm,
     Assignments,
     ConfigFile,
-    Debug,
     Json,
     Named,
     Out,
@@ -45,7 +44,6 @@ def run_(
         ),
     ] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run an experiment. Its folder holds the scores and a model for every client.
 

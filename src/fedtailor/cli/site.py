@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedtailor.cli.adapt import LabelColumn, Labels
-from fedtailor.cli.options import Debug, Json, whole_number
+from fedtailor.cli.options import Json, whole_number
 from fedtailor.cli.parsing import Command, Help, make_app, show_help
 from fedtailor.cli.shell import Interrupted, print_json, print_result
 from fedtailor.cli.watch import RecentPaths
@@ -53,7 +53,6 @@ def init(
         ),
     ] = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Make the folder of a site: its configuration and its key."""
     from fedtailor.cli.show.sites import show_made
@@ -70,7 +69,7 @@ def init(
 
 
 @site_app.command("check", cls=Command)
-def check(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
+def check(folder: SiteFolder, json: Json = False) -> None:
     """Check data, key, certificate, server, log and versions.
 
     Nothing about the data leaves the site.
@@ -110,7 +109,6 @@ def policy(
         ),
     ] = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Say what this site answers, as the section `policy` of its site.toml decides."""
     from dataclasses import asdict
@@ -159,7 +157,6 @@ def trust(
         bool, typer.Option("--replace", metavar="", help="Trust it in place of another roster.")
     ] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Trust the sites of a roster in secure sums, once its fingerprint was compared.
 
@@ -212,7 +209,7 @@ def _agrees(json: bool) -> bool:
 
 
 @site_app.command("start", cls=Command)
-def start(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
+def start(folder: SiteFolder, json: Json = False) -> None:
     """Connect the site, and keep it connected until Ctrl-C."""
     import functools
     import shlex
@@ -237,7 +234,6 @@ def status(
         ),
     ] = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Print what this site has sent and when, and how well its models do on its own examples.
 
@@ -259,7 +255,7 @@ def status(
 
 
 @site_app.command("leaves", cls=Command)
-def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
+def leaves(folder: SiteFolder, json: Json = False) -> None:
     """Print what has left this site so far, from its log of all messages."""
     from fedtailor.cli.show.console import say
     from fedtailor.deployment.audit import broken_line, page
@@ -284,7 +280,7 @@ def leaves(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None
 
 
 @site_app.command("models", cls=Command)
-def models(folder: SiteFolder, json: Json = False, debug: Debug = False) -> None:
+def models(folder: SiteFolder, json: Json = False) -> None:
     """List the versions of the site's personal model."""
     from fedtailor.cli.show.sites import show_models
     from fedtailor.deployment.options import load_site
@@ -308,7 +304,6 @@ def restore(
         ),
     ] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Put an earlier version of the personal model in use again."""
     from fedtailor.cli.show.console import say
@@ -323,7 +318,7 @@ def restore(
 
 
 @site_app.command("watch", cls=Command)
-def watch(folder: SiteFolder, paths: RecentPaths, json: Json = False, debug: Debug = False) -> None:
+def watch(folder: SiteFolder, paths: RecentPaths, json: Json = False) -> None:
     """Compare recent inputs, without labels, with the site's held-out examples: alarms."""
     from fedtailor.cli.show.watch import show_watched
     from fedtailor.deployment.options import load_site
@@ -344,7 +339,6 @@ def adapt(
     labels: Labels = False,
     label_column: LabelColumn = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Adapt the model of the site to recent inputs in closed form, as a new version.
 

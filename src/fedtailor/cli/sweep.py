@@ -11,7 +11,6 @@ import typer
 from fedtailor.cli.options import (
     NOTHING_NAMED,
     Assignments,
-    Debug,
     Json,
     Named,
     Out,
@@ -88,7 +87,6 @@ def sweep(
     set_: Assignments = None,
     out: Out = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Try values of options, and choose the best on validation examples.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Debug, Json
+from fedtailor.cli.options import Json
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed
 from fedtailor.cli.shell import print_result
 
@@ -27,7 +27,6 @@ def watch(
     client: ClientName,
     seed: RunSeed = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare recent inputs, without labels, with a client's held-out examples: alarms."""
     from fedtailor.cli.show.watch import show_watched

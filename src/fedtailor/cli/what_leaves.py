@@ -9,7 +9,6 @@ import typer
 
 from fedtailor.cli.options import (
     NOTHING_NAMED,
-    Debug,
     Json,
     Named,
     read_assignments,
@@ -43,7 +42,6 @@ def what_leaves(
     set_: Settings = None,
     markdown: AsMarkdown = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List every value that leaves a site: what it is, its bytes, and who can see it.
 
