@@ -20,23 +20,16 @@ from fedtailor.cli.options import (
     whole_number,
     with_config_flags,
 )
-from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import guarded, print_result
 from fedtailor.core.errors import RunError
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
 
-audit_app = make_app()
-
-
-@audit_app.callback(invoke_without_command=True, add_help_option=False)
-def _root(context: typer.Context, help_: Help = False) -> None:
-    """Measure what an attacker can tell from a run.
-
-    An audit finds leaks; it proves nothing.
-    """
-    show_help(context, help_)
+audit_app = make_group(
+    "Measure what an attacker can tell from a run.\n\nAn audit finds leaks; it proves nothing."
+)
 
 
 @audit_app.command("members", cls=Command)

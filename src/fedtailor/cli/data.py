@@ -18,7 +18,7 @@ from fedtailor.cli.options import (
     whole_number,
     with_config_flags,
 )
-from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_json, print_result
 from fedtailor.core.errors import DataError, find_name, match_name
 from fedtailor.core.options import wrong_value
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from fedtailor.data.options import DataOptions
     from fedtailor.report.parts import Figure
 
-data_app = make_app()
+data_app = make_group(
+    "Data sets: list and fetch them, check your own, divide them among clients, draw them."
+)
 
 _DIVISION_KEYS = ("data.dataset", "data.path", "data.dir", "data.partition", "data.clients")
 """What the options of ``partition`` and ``plot`` set."""
@@ -49,12 +51,6 @@ Assignments = Annotated[
         help="Any option of data, such as data.fraction=0.5. May be repeated.",
     ),
 ]
-
-
-@data_app.callback(invoke_without_command=True, add_help_option=False)
-def _root(context: typer.Context, help_: Help = False) -> None:
-    """Data sets: list and fetch them, check your own, divide them among clients, draw them."""
-    show_help(context, help_)
 
 
 @data_app.command("list", cls=Command)

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from fedtailor.cli.options import Json, Out, whole_number
-from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
 
-deploy_app = make_app()
+deploy_app = make_group("Train across real sites: prepare the server.")
 
 ServerFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the server.")
@@ -19,12 +19,6 @@ ServerFolder = Annotated[
 SiteName = Annotated[
     str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")
 ]
-
-
-@deploy_app.callback(invoke_without_command=True, add_help_option=False)
-def _deploy(context: typer.Context, help_: Help = False) -> None:
-    """Train across real sites: prepare the server."""
-    show_help(context, help_)
 
 
 @deploy_app.command("init", cls=Command)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from fedtailor.cli.options import Json, decimal_number, read_assignments, with_options
-from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
 from fedtailor.core.errors import RunError
 
@@ -56,13 +56,9 @@ class CellOptions(NamedTuple):
 
 _USUAL = CellOptions()
 
-leaderboard_app = make_app()
-
-
-@leaderboard_app.callback(invoke_without_command=True, add_help_option=False)
-def _root(context: typer.Context, help_: Help = False) -> None:
-    """Compare all methods on the same federations, with equal numbers of trials."""
-    show_help(context, help_)
+leaderboard_app = make_group(
+    "Compare all methods on the same federations, with equal numbers of trials."
+)
 
 
 @leaderboard_app.command("run", cls=Command)

@@ -149,6 +149,21 @@ def make_app(cls: type[Group] = Group) -> typer.Typer:
     )
 
 
+def make_group(summary: str) -> typer.Typer:
+    """Return an empty group of commands that prints its help if none of them is named.
+
+    Args:
+        summary: the beginning of the help.
+    """
+    app = make_app()
+
+    @app.callback(invoke_without_command=True, add_help_option=False, help=summary)
+    def root(context: typer.Context, help_: Help = False) -> None:
+        show_help(context, help_)
+
+    return app
+
+
 def show_help(context: typer.Context, asked: bool) -> None:
     """Print the help of a group, if the user asked for it or gave no command."""
     if asked or context.invoked_subcommand is None:

@@ -17,7 +17,7 @@ from fedtailor.cli.options import (
     read_config,
     with_config_flags,
 )
-from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import print_result
 from fedtailor.privacy.claims import promise_of
 
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 _BUDGETS = (8.0, 4.0, 2.0, 1.0)
 """Epsilons for which the noise is shown where the configuration names none."""
 
-privacy_app = make_app()
-
-
-@privacy_app.callback(invoke_without_command=True, add_help_option=False)
-def _root(context: typer.Context, help_: Help = False) -> None:
-    """Say which noise a budget needs, before a run is made."""
-    show_help(context, help_)
+privacy_app = make_group("Say which noise a budget needs, before a run is made.")
 
 
 @privacy_app.command("plan", cls=Command)

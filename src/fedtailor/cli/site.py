@@ -11,7 +11,7 @@ import typer
 
 from fedtailor.cli.adapt import LabelColumn, Labels
 from fedtailor.cli.options import Json, whole_number
-from fedtailor.cli.parsing import Command, Help, make_app, show_help
+from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_json, print_result
 from fedtailor.cli.watch import RecentPaths
 from fedtailor.core.errors import DataError, RunError, UsageError
@@ -19,17 +19,11 @@ from fedtailor.core.errors import DataError, RunError, UsageError
 if TYPE_CHECKING:
     from fedtailor.deployment.roster import SiteRoster
 
-site_app = make_app()
+site_app = make_group("Take part in training across sites; data and personal models stay here.")
 
 SiteFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the site.")
 ]
-
-
-@site_app.callback(invoke_without_command=True, add_help_option=False)
-def _site(context: typer.Context, help_: Help = False) -> None:
-    """Take part in training across sites; data and personal models stay here."""
-    show_help(context, help_)
 
 
 @site_app.command("init", cls=Command)
