@@ -6,18 +6,13 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Json
+from fedtailor.cli.options import Json, NewFolder, switch
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed
 from fedtailor.cli.shell import print_result
 from fedtailor.cli.watch import RecentPaths
 
 Labels = Annotated[
-    bool,
-    typer.Option(
-        "--labels",
-        metavar="",
-        help="The inputs have labels, as for evaluate: adapt the class means too.",
-    ),
+    bool, switch("--labels", "The inputs have labels, as for evaluate: adapt the class means too.")
 ]
 LabelColumn = Annotated[
     str,
@@ -31,9 +26,7 @@ def adapt(
     run: RunPath,
     paths: RecentPaths,
     client: ClientName,
-    out: Annotated[
-        str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
-    ],
+    out: NewFolder,
     labels: Labels = False,
     label_column: LabelColumn = "",
     seed: RunSeed = None,

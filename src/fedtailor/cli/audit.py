@@ -16,6 +16,7 @@ from fedtailor.cli.options import (
     Named,
     Out,
     Seed,
+    number_option,
     read_config,
     whole_number,
     with_config_flags,
@@ -56,12 +57,7 @@ def members(
     ] = 16,
     named: Named = NOTHING_NAMED,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number("--seed"),
-            metavar="NUMBER",
-            help="Seed from which every training gets its own.",
-        ),
+        int | None, number_option("--seed", "Seed from which every training gets its own.")
     ] = None,
     set_: Assignments = None,
     out: Out = "",

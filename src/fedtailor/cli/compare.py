@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,11 +14,12 @@ from fedtailor.cli.options import (
     Assignments,
     Json,
     Named,
+    argument,
     names_key,
     read_config,
     with_config_flags,
 )
-from fedtailor.cli.shell import Interrupted, print_json
+from fedtailor.cli.shell import guarded, print_json
 from fedtailor.core.errors import FedtailorError, RunError, UsageError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
 
@@ -42,10 +42,9 @@ from them is below one point."""
 def compare(
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN... | CONFIG.toml]",
-            show_default=False,
-            help="Folders of runs or comparisons to read; or, with -a, a configuration that all "
+        argument(
+            "[RUN... | CONFIG.toml]",
+            "Folders of runs or comparisons to read; or, with -a, a configuration that all "
             "methods share.",
         ),
     ] = None,
@@ -357,14 +356,11 @@ def run_missing(jobs: Sequence[RunJob], folder: Path) -> list[str]:
     errors: list[FedtailorError] = []
 
     # All jobs, because the data of finished runs is checked too.
-    try:
+    with guarded(str(folder), resumable=True):
         for outcome in run_jobs(jobs, make_progress(runs=max(runs, 1))):
             if outcome.error is not None:
                 errors.append(outcome.error)
                 failures.append(f"{outcome.job.config.algorithm.name}: {outcome.error.message}")
-    except KeyboardInterrupt:
-        message = f"interrupted. To resume: fedtailor resume {shlex.quote(str(folder))}"
-        raise Interrupted(message, path=folder) from None
 
     # One mistake that stops all methods keeps its own kind and exit code.
     if len(errors) == len(jobs) and len({error.message for error in errors}) == 1:

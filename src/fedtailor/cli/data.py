@@ -13,9 +13,12 @@ from fedtailor.cli.options import (
     NOTHING_NAMED,
     Json,
     Named,
+    NewFolder,
+    argument,
+    number_option,
     read_assignments,
     refuse_two_data_sets,
-    whole_number,
+    switch,
     with_config_flags,
 )
 from fedtailor.cli.parsing import Command, make_group
@@ -37,10 +40,8 @@ _DIVISION_KEYS = ("data.dataset", "data.path", "data.dir", "data.partition", "da
 
 Seed = Annotated[
     int | None,
-    typer.Option(
-        parser=whole_number("--seed"),
-        metavar="NUMBER",
-        help="Random seed of partition, split and corruptions (data.seed; default 42).",
+    number_option(
+        "--seed", "Random seed of partition, split and corruptions (data.seed; default 42)."
     ),
 ]
 Assignments = Annotated[
@@ -57,12 +58,7 @@ Assignments = Annotated[
 @with_config_flags("data.dir")
 def list_(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            show_default=False,
-            help="Show everything about this data set, with citation.",
-        ),
+        str, argument("NAME", "Show everything about this data set, with citation.")
     ] = "",
     named: Named = NOTHING_NAMED,
     json: Json = False,
@@ -92,9 +88,7 @@ def list_(
 @data_app.command("fetch", cls=Command)
 @with_config_flags("data.dir")
 def fetch_(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Data set (see: fedtailor data list).")
-    ],
+    name: Annotated[str, argument("NAME", "Data set (see: fedtailor data list).")],
     named: Named = NOTHING_NAMED,
     json: Json = False,
 ) -> None:
@@ -131,10 +125,7 @@ def fetch_(
 @data_app.command("check", cls=Command)
 def check_(
     path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH", help="Your own data: a folder, a table, or package.module:function."
-        ),
+        str, argument("PATH", "Your own data: a folder, a table, or package.module:function.")
     ],
     set_: Assignments = None,
     json: Json = False,
@@ -164,9 +155,8 @@ def check_(
 def embed_(
     data: Annotated[
         str,
-        typer.Argument(
-            metavar="DATA",
-            help="Your own data (a folder or package.module:function), or a known data set.",
+        argument(
+            "DATA", "Your own data (a folder or package.module:function), or a known data set."
         ),
     ],
     encoder: Annotated[
@@ -178,12 +168,9 @@ def embed_(
             help="Frozen encoder: onnx:FILE, or package.module:function.",
         ),
     ],
-    out: Annotated[
-        str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
-    ],
+    out: NewFolder,
     float16: Annotated[
-        bool,
-        typer.Option("--float16", metavar="", help="Write features in half the bytes, rounded."),
+        bool, switch("--float16", "Write features in half the bytes, rounded.")
     ] = False,
     named: Named = NOTHING_NAMED,
     set_: Assignments = None,

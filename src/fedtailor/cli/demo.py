@@ -5,20 +5,13 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import typer
-
-from fedtailor.cli.options import Json, Out, whole_number
+from fedtailor.cli.options import Json, Out, number_option
 from fedtailor.cli.shell import guarded, print_result
 
 
 def demo(
     out: Out = "",
-    seed: Annotated[
-        int,
-        typer.Option(
-            parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the runs."
-        ),
-    ] = 0,
+    seed: Annotated[int, number_option("--seed", "Random seed of the runs.")] = 0,
     json: Json = False,
 ) -> None:
     """Compare four ways to train for 20 clients with little data each.

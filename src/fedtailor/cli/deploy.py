@@ -7,18 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Json, Out, whole_number
+from fedtailor.cli.options import Json, Out, argument, number_option, switch
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
 
 deploy_app = make_group("Train across real sites: prepare the server.")
 
-ServerFolder = Annotated[
-    Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the server.")
-]
-SiteName = Annotated[
-    str, typer.Argument(metavar="NAME", show_default=False, help="Name of the site.")
-]
+ServerFolder = Annotated[Path, argument("FOLDER", "Folder of the server.")]
+SiteName = Annotated[str, argument("NAME", "Name of the site.")]
 
 
 @deploy_app.command("init", cls=Command)
@@ -32,12 +28,7 @@ def init(
             help="Name or address by which sites reach the server.",
         ),
     ],
-    port: Annotated[
-        int,
-        typer.Option(
-            parser=whole_number("--port", at_least=1), metavar="NUMBER", help="Port of the server."
-        ),
-    ] = 8000,
+    port: Annotated[int, number_option("--port", "Port of the server.", at_least=1)] = 8000,
     experiment: Annotated[
         str,
         typer.Option(
@@ -62,19 +53,10 @@ def init(
 def add(
     folder: ServerFolder,
     name: SiteName,
-    key: Annotated[
-        str,
-        typer.Argument(
-            metavar="KEY", show_default=False, help="File with the site's public key: site.key.pub."
-        ),
-    ],
+    key: Annotated[str, argument("KEY", "File with the site's public key: site.key.pub.")],
     new: Annotated[
         bool,
-        typer.Option(
-            "--new",
-            metavar="",
-            help="The site takes no part in training; it gets a model when a run ends.",
-        ),
+        switch("--new", "The site takes no part in training; it gets a model when a run ends."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -192,9 +174,7 @@ def roster(
     out: Annotated[
         str, typer.Option("--out", metavar="FILE", help="File to write.")
     ] = "roster.json",
-    replace: Annotated[
-        bool, typer.Option("--replace", metavar="", help="Overwrite another roster.")
-    ] = False,
+    replace: Annotated[bool, switch("--replace", "Overwrite another roster.")] = False,
     json: Json = False,
 ) -> None:
     """Write the names and keys of all sites that train, for every site to trust.
@@ -236,12 +216,7 @@ def renew(folder: ServerFolder, json: Json = False) -> None:
 @deploy_app.command("demo", cls=Command)
 def demo(
     out: Out = "",
-    rounds: Annotated[
-        int,
-        typer.Option(
-            parser=whole_number("--rounds", at_least=1), metavar="NUMBER", help="Number of rounds."
-        ),
-    ] = 3,
+    rounds: Annotated[int, number_option("--rounds", "Number of rounds.", at_least=1)] = 3,
     encoder: Annotated[
         str,
         typer.Option(
@@ -253,12 +228,7 @@ def demo(
         ),
     ] = "",
     secure: Annotated[
-        bool,
-        typer.Option(
-            "--secure",
-            metavar="",
-            help="Then train again with secure sums, and compare the time.",
-        ),
+        bool, switch("--secure", "Then train again with secure sums, and compare the time.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -282,18 +252,15 @@ def demo(
 def serve(
     folder: ServerFolder,
     new: Annotated[
-        bool,
-        typer.Option(
-            "--new", metavar="", help="Begin another run; the last one must have finished."
-        ),
+        bool, switch("--new", "Begin another run; the last one must have finished.")
     ] = False,
     status_port: Annotated[
         int | None,
-        typer.Option(
-            parser=whole_number("--status-port", at_least=1),
-            metavar="NUMBER",
-            help="Also show the status page at this port of this machine, with a token, "
+        number_option(
+            "--status-port",
+            "Also show the status page at this port of this machine, with a token, "
             "and /status.json and /metrics (Prometheus).",
+            at_least=1,
         ),
     ] = None,
     start: Annotated[

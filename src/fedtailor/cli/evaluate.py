@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedtailor.cli.options import Json
+from fedtailor.cli.adapt import LabelColumn
+from fedtailor.cli.options import Json, argument
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed, check_out
 from fedtailor.cli.shell import print_result
 
@@ -19,19 +20,12 @@ def evaluate(
     run: RunPath,
     paths: Annotated[
         list[str],
-        typer.Argument(
-            metavar="PATH...",
-            show_default=False,
-            help="Labelled data: a folder with a folder of pictures per class, or a table.",
+        argument(
+            "PATH...", "Labelled data: a folder with a folder of pictures per class, or a table."
         ),
     ],
     client: ClientName,
-    label_column: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Column of the labels in a table (default: that of the run)."
-        ),
-    ] = "",
+    label_column: LabelColumn = "",
     out: Annotated[str, typer.Option(metavar="FILE", help="Write the metrics as CSV, too.")] = "",
     seed: RunSeed = None,
     json: Json = False,

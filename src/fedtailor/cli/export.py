@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Json
+from fedtailor.cli.options import Json, NewFolder, switch
 from fedtailor.cli.predict import RunPath, RunSeed
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import UsageError
@@ -24,21 +24,16 @@ def export(
             help="onnx, torch-export or safetensors.",
         ),
     ],
-    out: Annotated[
-        str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
-    ],
+    out: NewFolder,
     client: Annotated[
         str, typer.Option("--client", metavar="NAME", help="Name or number of the client.")
     ] = "",
-    all_: Annotated[
-        bool, typer.Option("--all", metavar="", help="Export the models of all clients.")
-    ] = False,
+    all_: Annotated[bool, switch("--all", "Export the models of all clients.")] = False,
     with_examples: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--with-examples",
-            metavar="",
-            help="Allow files that hold features of a client's training examples (kNN-Per).",
+            "Allow files that hold features of a client's training examples (kNN-Per).",
         ),
     ] = False,
     seed: RunSeed = None,

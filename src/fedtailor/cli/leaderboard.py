@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from fedtailor.cli.options import Json, decimal_number, read_assignments, with_options
+from fedtailor.cli.options import Json, argument, decimal_number, read_assignments, with_options
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
 from fedtailor.core.errors import RunError
@@ -66,10 +66,9 @@ leaderboard_app = make_group(
 def run(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="METHOD...",
-            show_default=False,
-            help="Methods, such as ditto, or package.module:Class (default: all of the package).",
+        argument(
+            "METHOD...",
+            "Methods, such as ditto, or package.module:Class (default: all of the package).",
         ),
     ] = None,
     cells: CellOptions = _USUAL,
@@ -90,12 +89,7 @@ def run(
 @leaderboard_app.command("add", cls=Command)
 @with_options("cells", CellOptions)
 def add(
-    method: Annotated[
-        str,
-        typer.Argument(
-            metavar="METHOD", show_default=False, help="Your method: package.module:Class."
-        ),
-    ],
+    method: Annotated[str, argument("METHOD", "Your method: package.module:Class.")],
     values: Annotated[
         list[str] | None,
         typer.Option(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Json
+from fedtailor.cli.options import Json, argument
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import UsageError, find_name
 
@@ -15,20 +15,10 @@ KINDS = ("algorithms", "datasets", "models", "partitions", "engines", "metrics")
 
 def list_(
     kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="KIND",
-            show_default=False,
-            help="One of: algorithms, datasets, models, partitions, engines, metrics.",
-        ),
+        str, argument("KIND", "One of: algorithms, datasets, models, partitions, engines, metrics.")
     ] = "",
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            show_default=False,
-            help="One of the algorithms, to show its paper and options.",
-        ),
+        str, argument("NAME", "One of the algorithms, to show its paper and options.")
     ] = "",
     model: Annotated[
         str,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedtailor.cli.options import Json
+from fedtailor.cli.options import Json, argument
 from fedtailor.cli.shell import print_json
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Folder to make.")]
+Name = Annotated[str, argument("NAME", "Folder to make.")]
 
 
 def new(name: Name, json: Json = False) -> None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Json
+from fedtailor.cli.adapt import LabelColumn
+from fedtailor.cli.options import Json, NewFolder, switch
 from fedtailor.cli.predict import RunPath, RunSeed
 from fedtailor.cli.shell import print_result
 
@@ -19,24 +20,16 @@ def onboard(
             "--data", metavar="PATH", show_default=False, help="Labelled data of the new site."
         ),
     ],
-    out: Annotated[
-        str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
-    ],
+    out: NewFolder,
     name: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the site (default: that of the data).")
     ] = "",
-    label_column: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Column of the labels in a table (default: that of the run)."
-        ),
-    ] = "",
+    label_column: LabelColumn = "",
     validate: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--validate",
-            metavar="",
-            help="Say by 5-fold cross-validation if the model is better than the site's own.",
+            "Say by 5-fold cross-validation if the model is better than the site's own.",
         ),
     ] = False,
     seed: RunSeed = None,

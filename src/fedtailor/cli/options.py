@@ -17,13 +17,27 @@ if TYPE_CHECKING:
     from fedtailor.core.options import Flag
     from fedtailor.experiment.config import Config
 
-Json = Annotated[
-    bool,
-    typer.Option("--json", metavar="", help="Print one JSON object to stdout, errors included."),
-]
-Out = Annotated[
-    str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")
-]
+
+def argument(metavar: str, help: str) -> Any:
+    """Return the declaration of an argument whose default the help does not show."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help)
+
+
+def switch(option: str, help: str) -> Any:
+    """Return the declaration of an option without a value."""
+    return typer.Option(option, metavar="", help=help)
+
+
+def number_option(option: str, help: str, *, at_least: int | None = None) -> Any:
+    """Return the declaration of an option that takes a whole number.
+
+    Args:
+        option: as the user writes it.
+        help: what it is.
+        at_least: smallest allowed value.
+    """
+    parser = whole_number(option, at_least=at_least)
+    return typer.Option(option, parser=parser, metavar="NUMBER", help=help)
 
 
 def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str], int]:
@@ -65,14 +79,14 @@ def decimal_number(option: str) -> Callable[[str], float]:
     return read
 
 
-ConfigFile = Annotated[
-    str,
-    typer.Argument(
-        metavar="CONFIG.toml",
-        show_default=False,
-        help="Configuration file. Options override it.",
-    ),
+Json = Annotated[bool, switch("--json", "Print one JSON object to stdout, errors included.")]
+Out = Annotated[
+    str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")
 ]
+NewFolder = Annotated[
+    str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
+]
+ConfigFile = Annotated[str, argument("CONFIG.toml", "Configuration file. Options override it.")]
 Algorithm = Annotated[
     str,
     typer.Option(
@@ -82,10 +96,7 @@ Algorithm = Annotated[
         help="Algorithm (see: fedtailor list algorithms), or package.module:Class.",
     ),
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Random seed of the run."),
-]
+Seed = Annotated[int | None, number_option("--seed", "Random seed of the run.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -202,7 +213,7 @@ def _make_parameter(key: str, flag: Flag, hint: Any) -> inspect.Parameter:
     if kind is bool:
         # Both ways, because the default or a file may say either.
         names[0] = f"{flag.option}/--no-{word}"
-        option = typer.Option(*names, metavar="", help=flag.help)
+        option = switch(*names, flag.help)
         annotation: Any = Annotated[bool | None, option]
     else:
         parser = _parser_of(key, flag, kind)

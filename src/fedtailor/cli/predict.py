@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.options import Json, whole_number
+from fedtailor.cli.options import Json, argument, number_option
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import DataError
 from fedtailor.core.options import wrong_value
@@ -19,13 +19,8 @@ ClientName = Annotated[
         "--client", metavar="NAME", show_default=False, help="Name or number of the client."
     ),
 ]
-RunSeed = Annotated[
-    int | None,
-    typer.Option(parser=whole_number("--seed"), metavar="NUMBER", help="Which of several seeds."),
-]
-RunPath = Annotated[
-    str, typer.Argument(metavar="RUN", show_default=False, help="Folder of the run.")
-]
+RunSeed = Annotated[int | None, number_option("--seed", "Which of several seeds.")]
+RunPath = Annotated[str, argument("RUN", "Folder of the run.")]
 
 if TYPE_CHECKING:
     from fedtailor.serving.model import PersonalModel
@@ -53,11 +48,9 @@ def predict(
     run: RunPath,
     paths: Annotated[
         list[str],
-        typer.Argument(
-            metavar="PATH...",
-            show_default=False,
-            help="Pictures, folders of pictures, .npz files with an array x, "
-            "CSV or Parquet tables.",
+        argument(
+            "PATH...",
+            "Pictures, folders of pictures, .npz files with an array x, CSV or Parquet tables.",
         ),
     ],
     client: ClientName,

@@ -15,6 +15,7 @@ from fedtailor.cli.options import (
     Json,
     Named,
     read_config,
+    switch,
     with_config_flags,
 )
 from fedtailor.cli.parsing import Command, make_group
@@ -42,10 +43,9 @@ def plan(
     named: Named = NOTHING_NAMED,
     simulate: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--simulate",
-            metavar="",
-            help="Also make the run, without noise and with it, and say what accuracy it costs.",
+            "Also make the run, without noise and with it, and say what accuracy it costs.",
         ),
     ] = False,
     set_: Assignments = None,

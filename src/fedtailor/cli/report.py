@@ -7,18 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtailor.cli.options import Json
+from fedtailor.cli.options import Json, argument, switch
 from fedtailor.cli.shell import print_json
 
 
 def report(
     paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            show_default=False,
-            help="Folders of runs or of comparisons, finished or not.",
-        ),
+        list[str], argument("RUN...", "Folders of runs or of comparisons, finished or not.")
     ],
     out: Annotated[
         str,
@@ -35,12 +30,7 @@ def report(
         typer.Option("--format", metavar="FORMAT", help="Of the figures: pdf, svg or png."),
     ] = "pdf",
     watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch",
-            metavar="",
-            help="Write the report again after every round, until the runs end.",
-        ),
+        bool, switch("--watch", "Write the report again after every round, until the runs end.")
     ] = False,
     json: Json = False,
 ) -> None:

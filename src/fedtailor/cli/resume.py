@@ -6,25 +6,16 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fedtailor.cli.audit import resume_members
 from fedtailor.cli.compare import resume_comparison
-from fedtailor.cli.options import Json, Track
+from fedtailor.cli.options import Json, Track, argument
 from fedtailor.cli.shell import guarded, print_result
 from fedtailor.cli.sweep import resume_sweep
 from fedtailor.core.errors import ConfigError, UsageError
 
 
 def resume(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            show_default=False,
-            help="Folder of the run, or of a comparison, sweep or audit.",
-        ),
-    ],
+    run: Annotated[str, argument("RUN", "Folder of the run, or of a comparison, sweep or audit.")],
     track: Track = None,
     json: Json = False,
 ) -> None:

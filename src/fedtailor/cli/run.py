@@ -18,6 +18,7 @@ from fedtailor.cli.options import (
     Seed,
     Track,
     read_config,
+    switch,
     with_config_flags,
 )
 from fedtailor.cli.shell import guarded, print_json, print_result
@@ -37,10 +38,9 @@ def run_(
     track: Track = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--dry-run",
-            metavar="",
-            help="Only check the experiment and its data, and print it with every option resolved.",
+            "Only check the experiment and its data, and print it with every option resolved.",
         ),
     ] = False,
     json: Json = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedtailor.cli.adapt import LabelColumn, Labels
-from fedtailor.cli.options import Json, whole_number
+from fedtailor.cli.options import Json, argument, number_option, switch
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_json, print_result
 from fedtailor.cli.watch import RecentPaths
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 site_app = make_group("Take part in training across sites; data and personal models stay here.")
 
-SiteFolder = Annotated[
-    Path, typer.Argument(metavar="FOLDER", show_default=False, help="Folder of the site.")
-]
+SiteFolder = Annotated[Path, argument("FOLDER", "Folder of the site.")]
 
 
 @site_app.command("init", cls=Command)
@@ -129,16 +127,9 @@ def policy(
 def trust(
     folder: SiteFolder,
     roster: Annotated[
-        str,
-        typer.Argument(
-            metavar="ROSTER",
-            show_default=False,
-            help="The server's list of all sites, from 'fedtailor deploy roster'.",
-        ),
+        str, argument("ROSTER", "The server's list of all sites, from 'fedtailor deploy roster'.")
     ],
-    yes: Annotated[
-        bool, typer.Option("--yes", metavar="", help="Do not ask: the fingerprint was compared.")
-    ] = False,
+    yes: Annotated[bool, switch("--yes", "Do not ask: the fingerprint was compared.")] = False,
     fingerprint: Annotated[
         str,
         typer.Option(
@@ -147,9 +138,7 @@ def trust(
             help="Do not ask: trust the roster if it has this fingerprint.",
         ),
     ] = "",
-    replace: Annotated[
-        bool, typer.Option("--replace", metavar="", help="Trust it in place of another roster.")
-    ] = False,
+    replace: Annotated[bool, switch("--replace", "Trust it in place of another roster.")] = False,
     json: Json = False,
 ) -> None:
     """Trust the sites of a roster in secure sums, once its fingerprint was compared.
@@ -291,11 +280,7 @@ def restore(
     folder: SiteFolder,
     version: Annotated[
         int | None,
-        typer.Option(
-            parser=whole_number("--version", at_least=1),
-            metavar="NUMBER",
-            help="Version to put in use (default: the one before).",
-        ),
+        number_option("--version", "Version to put in use (default: the one before).", at_least=1),
     ] = None,
     json: Json = False,
 ) -> None:

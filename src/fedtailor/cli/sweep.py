@@ -14,10 +14,11 @@ from fedtailor.cli.options import (
     Json,
     Named,
     Out,
+    argument,
+    number_option,
     read_assignments,
     read_overrides,
     refuse_missing_data,
-    whole_number,
     with_config_flags,
 )
 from fedtailor.cli.shell import guarded, print_result
@@ -34,11 +35,7 @@ _RUNS_PER_TEN_LINES = 10
 def sweep(
     config: Annotated[
         str,
-        typer.Argument(
-            metavar="CONFIG.toml",
-            show_default=False,
-            help="Configuration file with a section sweep. Options override it.",
-        ),
+        argument("CONFIG.toml", "Configuration file with a section sweep. Options override it."),
     ] = "",
     values: Annotated[
         list[str] | None,
@@ -59,12 +56,7 @@ def sweep(
         ),
     ] = None,
     trials: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number("--trials"),
-            metavar="NUMBER",
-            help="Trials of every method (default: the whole grid).",
-        ),
+        int | None, number_option("--trials", "Trials of every method (default: the whole grid).")
     ] = None,
     sampler: Annotated[
         str,
@@ -76,10 +68,9 @@ def sweep(
     ] = "",
     halving: Annotated[
         int | None,
-        typer.Option(
-            parser=whole_number("--halving"),
-            metavar="NUMBER",
-            help="Prune: few rounds first; about one trial in NUMBER gets NUMBER times the rounds "
+        number_option(
+            "--halving",
+            "Prune: few rounds first; about one trial in NUMBER gets NUMBER times the rounds "
             "(default: 0, no pruning).",
         ),
     ] = None,

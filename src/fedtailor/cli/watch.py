@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from fedtailor.cli.options import Json
+from fedtailor.cli.options import Json, argument
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed
 from fedtailor.cli.shell import print_result
 
 RecentPaths = Annotated[
     list[str],
-    typer.Argument(
-        metavar="PATH...",
-        show_default=False,
-        help="Recent inputs, without labels: pictures, folders of pictures, .npz files with an "
+    argument(
+        "PATH...",
+        "Recent inputs, without labels: pictures, folders of pictures, .npz files with an "
         "array x, CSV or Parquet tables.",
     ),
 ]

@@ -11,8 +11,10 @@ from fedtailor.cli.options import (
     NOTHING_NAMED,
     Json,
     Named,
+    argument,
     read_assignments,
     refuse_two_data_sets,
+    switch,
     with_config_flags,
 )
 from fedtailor.cli.shell import print_json
@@ -20,19 +22,13 @@ from fedtailor.core.errors import UsageError
 
 Subject = Annotated[
     str,
-    typer.Argument(
-        metavar="RUN|ALGORITHM",
-        show_default=False,
-        help="Folder of a run, or an algorithm (see: fedtailor list algorithms).",
-    ),
+    argument("RUN|ALGORITHM", "Folder of a run, or an algorithm (see: fedtailor list algorithms)."),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any option of a run. May be repeated."),
 ]
-AsMarkdown = Annotated[
-    bool, typer.Option("--markdown", metavar="", help="Print the tables as Markdown.")
-]
+AsMarkdown = Annotated[bool, switch("--markdown", "Print the tables as Markdown.")]
 
 
 @with_config_flags("data.dataset", "data.path", "data.dir", "model.name")
