@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from fedtailor.cli.options import Json, NewFolder, switch
+from fedtailor.cli.options import Json, NewFolder, switch, text_option
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed
 from fedtailor.cli.shell import print_result
 from fedtailor.cli.watch import RecentPaths
@@ -15,10 +13,7 @@ Labels = Annotated[
     bool, switch("--labels", "The inputs have labels, as for evaluate: adapt the class means too.")
 ]
 LabelColumn = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="Column of the labels in a table (default: that of the run)."
-    ),
+    str, text_option("NAME", "Column of the labels in a table (default: that of the run).")
 ]
 
 

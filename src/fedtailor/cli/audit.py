@@ -18,6 +18,7 @@ from fedtailor.cli.options import (
     Seed,
     number_option,
     read_config,
+    text_option,
     whole_number,
     with_config_flags,
 )
@@ -39,11 +40,11 @@ def members(
     config: ConfigFile = "",
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(
+        text_option(
+            "METHOD",
+            'Method to audit, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
             "--algorithm",
             "-a",
-            metavar="METHOD",
-            help='Method to audit, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
         ),
     ] = None,
     trainings: Annotated[

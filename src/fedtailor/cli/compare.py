@@ -17,6 +17,7 @@ from fedtailor.cli.options import (
     argument,
     names_key,
     read_config,
+    text_option,
     with_config_flags,
 )
 from fedtailor.cli.shell import guarded, print_json
@@ -50,27 +51,23 @@ def compare(
     ] = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(
+        text_option(
+            "METHOD",
+            'Method to train, such as ditto or "fedavg_ft(finetune=head)". '
+            "Give it two or more times.",
             "--algorithm",
             "-a",
-            metavar="METHOD",
-            help='Method to train, such as ditto or "fedavg_ft(finetune=head)". '
-            "Give it two or more times.",
         ),
     ] = None,
     named: Named = NOTHING_NAMED,
     set_: Assignments = None,
     out: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER", help="Folder of the comparison (default: a new one under runs/)."
-        ),
+        str, text_option("FOLDER", "Folder of the comparison (default: a new one under runs/).")
     ] = "",
     against: Annotated[
         str,
-        typer.Option(
-            metavar="LABEL",
-            help="Method that the others are compared with (default: the first that finished).",
+        text_option(
+            "LABEL", "Method that the others are compared with (default: the first that finished)."
         ),
     ] = "",
     point: Annotated[

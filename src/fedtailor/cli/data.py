@@ -19,6 +19,7 @@ from fedtailor.cli.options import (
     read_assignments,
     refuse_two_data_sets,
     switch,
+    text_option,
     with_config_flags,
 )
 from fedtailor.cli.parsing import Command, make_group
@@ -46,10 +47,8 @@ Seed = Annotated[
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any option of data, such as data.fraction=0.5. May be repeated.",
+    text_option(
+        "KEY=VALUE", "Any option of data, such as data.fraction=0.5. May be repeated.", "--set"
     ),
 ]
 
@@ -160,13 +159,7 @@ def embed_(
         ),
     ],
     encoder: Annotated[
-        str,
-        typer.Option(
-            "--encoder",
-            metavar="TARGET",
-            show_default=False,
-            help="Frozen encoder: onnx:FILE, or package.module:function.",
-        ),
+        str, text_option("TARGET", "Frozen encoder: onnx:FILE, or package.module:function.")
     ],
     out: NewFolder,
     float16: Annotated[
@@ -220,11 +213,7 @@ def embed_(
 @with_config_flags(*_DIVISION_KEYS)
 def partition(
     out: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH",
-            help="File to write, NAME.json, for fedtailor run --split.",
-        ),
+        str, text_option("PATH", "File to write, NAME.json, for fedtailor run --split.")
     ] = "",
     named: Named = NOTHING_NAMED,
     seed: Seed = None,
@@ -266,9 +255,9 @@ def partition(
 def plot(
     out: Annotated[
         str,
-        typer.Option(
-            metavar="FILE",
-            help="Picture to write: .html, .pdf, .png or .svg (default: partition.html, or "
+        text_option(
+            "FILE",
+            "Picture to write: .html, .pdf, .png or .svg (default: partition.html, or "
             "partition-2.html).",
         ),
     ] = "",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.options import Json, Out, argument, number_option, switch
+from fedtailor.cli.options import Json, Out, argument, number_option, switch, text_option
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
 
@@ -20,20 +20,10 @@ SiteName = Annotated[str, argument("NAME", "Name of the site.")]
 @deploy_app.command("init", cls=Command)
 def init(
     folder: ServerFolder,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST",
-            show_default=False,
-            help="Name or address by which sites reach the server.",
-        ),
-    ],
+    host: Annotated[str, text_option("HOST", "Name or address by which sites reach the server.")],
     port: Annotated[int, number_option("--port", "Port of the server.", at_least=1)] = 8000,
     experiment: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help="Experiment file to begin with (default: pFedFDA, 30 rounds)."
-        ),
+        str, text_option("FILE", "Experiment file to begin with (default: pFedFDA, 30 rounds).")
     ] = "",
     json: Json = False,
 ) -> None:
@@ -219,12 +209,9 @@ def demo(
     rounds: Annotated[int, number_option("--rounds", "Number of rounds.", at_least=1)] = 3,
     encoder: Annotated[
         str,
-        typer.Option(
-            "--encoder",
-            metavar="TARGET",
-            show_default=False,
-            help="Frozen encoder, as of fedtailor run: one_shot_fda on its features, "
-            "in two exchanges.",
+        text_option(
+            "TARGET",
+            "Frozen encoder, as of fedtailor run: one_shot_fda on its features, in two exchanges.",
         ),
     ] = "",
     secure: Annotated[
@@ -265,12 +252,11 @@ def serve(
     ] = None,
     start: Annotated[
         str,
-        typer.Option(
-            "--from",
-            metavar="RUN",
-            show_default=False,
-            help="Begin another run with the server's state of a finished one, such as "
+        text_option(
+            "RUN",
+            "Begin another run with the server's state of a finished one, such as "
             "FOLDER/runs/0001.",
+            "--from",
         ),
     ] = "",
     json: Json = False,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from fedtailor.cli.adapt import LabelColumn
-from fedtailor.cli.options import Json, argument
+from fedtailor.cli.options import Json, argument, text_option
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed, check_out
 from fedtailor.cli.shell import print_result
 
@@ -26,7 +24,7 @@ def evaluate(
     ],
     client: ClientName,
     label_column: LabelColumn = "",
-    out: Annotated[str, typer.Option(metavar="FILE", help="Write the metrics as CSV, too.")] = "",
+    out: Annotated[str, text_option("FILE", "Write the metrics as CSV, too.")] = "",
     seed: RunSeed = None,
     json: Json = False,
 ) -> None:

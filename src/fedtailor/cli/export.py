@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from fedtailor.cli.options import Json, NewFolder, switch
+from fedtailor.cli.options import Json, NewFolder, switch, text_option
 from fedtailor.cli.predict import RunPath, RunSeed
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import UsageError
@@ -15,19 +13,9 @@ from fedtailor.core.errors import UsageError
 
 def export(
     run: RunPath,
-    format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            show_default=False,
-            help="onnx, torch-export or safetensors.",
-        ),
-    ],
+    format: Annotated[str, text_option("NAME", "onnx, torch-export or safetensors.")],
     out: NewFolder,
-    client: Annotated[
-        str, typer.Option("--client", metavar="NAME", help="Name or number of the client.")
-    ] = "",
+    client: Annotated[str, text_option("NAME", "Name or number of the client.")] = "",
     all_: Annotated[bool, switch("--all", "Export the models of all clients.")] = False,
     with_examples: Annotated[
         bool,

@@ -9,7 +9,14 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from fedtailor.cli.options import Json, argument, decimal_number, read_assignments, with_options
+from fedtailor.cli.options import (
+    Json,
+    argument,
+    decimal_number,
+    read_assignments,
+    text_option,
+    with_options,
+)
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
 from fedtailor.core.errors import RunError
@@ -26,10 +33,8 @@ class CellOptions(NamedTuple):
     records: Records = _DEFAULT
     data_dir: Annotated[
         str,
-        typer.Option(
-            "--data-dir",
-            metavar="FOLDER",
-            help="Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor).",
+        text_option(
+            "FOLDER", "Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor)."
         ),
     ] = ""
     engine: Annotated[
@@ -38,9 +43,9 @@ class CellOptions(NamedTuple):
     ] = "auto"
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Only cells FEDERATION/METHOD/REPETITION with this text in the name, such as "
+        text_option(
+            "TEXT",
+            "Only cells FEDERATION/METHOD/REPETITION with this text in the name, such as "
             "digits/. May be repeated.",
         ),
     ] = None
@@ -92,9 +97,9 @@ def add(
     method: Annotated[str, argument("METHOD", "Your method: package.module:Class.")],
     values: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help='What to try, such as "algorithm.penalty=[0.1, 1]": at most four combinations '
+        text_option(
+            "KEY=VALUES",
+            'What to try, such as "algorithm.penalty=[0.1, 1]": at most four combinations '
             "(default: four learning rates). May be repeated.",
         ),
     ] = None,
@@ -130,9 +135,8 @@ def show(
     records: Records = _DEFAULT,
     out: Annotated[
         str,
-        typer.Option(
-            metavar="FILE",
-            help="Write the page as Markdown, and its figure beside it as PNG, instead.",
+        text_option(
+            "FILE", "Write the page as Markdown, and its figure beside it as PNG, instead."
         ),
     ] = "",
     json: Json = False,

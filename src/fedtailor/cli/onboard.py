@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from fedtailor.cli.adapt import LabelColumn
-from fedtailor.cli.options import Json, NewFolder, switch
+from fedtailor.cli.options import Json, NewFolder, switch, text_option
 from fedtailor.cli.predict import RunPath, RunSeed
 from fedtailor.cli.shell import print_result
 
 
 def onboard(
     run: RunPath,
-    data: Annotated[
-        str,
-        typer.Option(
-            "--data", metavar="PATH", show_default=False, help="Labelled data of the new site."
-        ),
-    ],
+    data: Annotated[str, text_option("PATH", "Labelled data of the new site.")],
     out: NewFolder,
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the site (default: that of the data).")
-    ] = "",
+    name: Annotated[str, text_option("NAME", "Name of the site (default: that of the data).")] = "",
     label_column: LabelColumn = "",
     validate: Annotated[
         bool,

@@ -28,6 +28,11 @@ def switch(option: str, help: str) -> Any:
     return typer.Option(option, metavar="", help=help)
 
 
+def text_option(metavar: str, help: str, *names: str) -> Any:
+    """Return the declaration of an option that takes text; without names, its parameter has it."""
+    return typer.Option(*names, metavar=metavar, show_default=False, help=help)
+
+
 def number_option(option: str, help: str, *, at_least: int | None = None) -> Any:
     """Return the declaration of an option that takes a whole number.
 
@@ -80,36 +85,30 @@ def decimal_number(option: str) -> Callable[[str], float]:
 
 
 Json = Annotated[bool, switch("--json", "Print one JSON object to stdout, errors included.")]
-Out = Annotated[
-    str, typer.Option(metavar="FOLDER", help="Folder to write (default: a new one under runs/).")
-]
-NewFolder = Annotated[
-    str, typer.Option(metavar="FOLDER", show_default=False, help="Folder to write.")
-]
+Out = Annotated[str, text_option("FOLDER", "Folder to write (default: a new one under runs/).")]
+NewFolder = Annotated[str, text_option("FOLDER", "Folder to write.")]
 ConfigFile = Annotated[str, argument("CONFIG.toml", "Configuration file. Options override it.")]
 Algorithm = Annotated[
     str,
-    typer.Option(
+    text_option(
+        "NAME",
+        "Algorithm (see: fedtailor list algorithms), or package.module:Class.",
         "--algorithm",
         "-a",
-        metavar="NAME",
-        help="Algorithm (see: fedtailor list algorithms), or package.module:Class.",
     ),
 ]
 Seed = Annotated[int | None, number_option("--seed", "Random seed of the run.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any option, such as training.lr=0.05. May be repeated."
-    ),
+    text_option("KEY=VALUE", "Any option, such as training.lr=0.05. May be repeated.", "--set"),
 ]
 Track = Annotated[
     list[str] | None,
-    typer.Option(
-        "--track",
-        metavar="NAME",
-        help="Also log the run with tensorboard, mlflow or wandb (offline), in its folder. "
+    text_option(
+        "NAME",
+        "Also log the run with tensorboard, mlflow or wandb (offline), in its folder. "
         "May be repeated.",
+        "--track",
     ),
 ]
 CommandFunction = Callable[..., None]

@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.options import Json, argument, number_option
+from fedtailor.cli.options import Json, argument, number_option, text_option
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import DataError
 from fedtailor.core.options import wrong_value
 
-ClientName = Annotated[
-    str,
-    typer.Option(
-        "--client", metavar="NAME", show_default=False, help="Name or number of the client."
-    ),
-]
+ClientName = Annotated[str, text_option("NAME", "Name or number of the client.")]
 RunSeed = Annotated[int | None, number_option("--seed", "Which of several seeds.")]
 RunPath = Annotated[str, argument("RUN", "Folder of the run.")]
 
@@ -56,13 +51,13 @@ def predict(
     client: ClientName,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="COLUMN,...",
-            help="Columns of the table to print first in each line, such as patient_id. "
+        text_option(
+            "COLUMN,...",
+            "Columns of the table to print first in each line, such as patient_id. "
             "May be repeated.",
         ),
     ] = None,
-    out: Annotated[str, typer.Option(metavar="FILE", help="File to write (default: stdout).")] = "",
+    out: Annotated[str, text_option("FILE", "File to write (default: stdout).")] = "",
     seed: RunSeed = None,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtailor.cli.options import Json, argument, switch
+from fedtailor.cli.options import Json, argument, switch, text_option
 from fedtailor.cli.shell import print_json
 
 
@@ -17,13 +17,12 @@ def report(
     ],
     out: Annotated[
         str,
-        typer.Option(
-            metavar="FILE",
-            help="HTML file to write (default: report-NAME.html, NAME of the first RUN).",
+        text_option(
+            "FILE", "HTML file to write (default: report-NAME.html, NAME of the first RUN)."
         ),
     ] = "",
     figures: Annotated[
-        str, typer.Option(metavar="FOLDER", help="New folder for every figure and its numbers.")
+        str, text_option("FOLDER", "New folder for every figure and its numbers.")
     ] = "",
     format_: Annotated[
         str,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedtailor.cli.adapt import LabelColumn, Labels
-from fedtailor.cli.options import Json, argument, number_option, switch
+from fedtailor.cli.options import Json, argument, number_option, switch, text_option
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_json, print_result
 from fedtailor.cli.watch import RecentPaths
@@ -27,22 +27,10 @@ SiteFolder = Annotated[Path, argument("FOLDER", "Folder of the site.")]
 @site_app.command("init", cls=Command)
 def init(
     folder: SiteFolder,
-    name: Annotated[
-        str, typer.Option(metavar="NAME", show_default=False, help="Name of the site.")
-    ],
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH",
-            show_default=False,
-            help="Labelled data of the site: a folder or a table.",
-        ),
-    ],
+    name: Annotated[str, text_option("NAME", "Name of the site.")],
+    data: Annotated[str, text_option("PATH", "Labelled data of the site: a folder or a table.")],
     server: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="Address of the server; can be written into site.toml later."
-        ),
+        str, text_option("HOST:PORT", "Address of the server; can be written into site.toml later.")
     ] = "",
     json: Json = False,
 ) -> None:
@@ -93,11 +81,10 @@ def policy(
     folder: SiteFolder,
     study: Annotated[
         str,
-        typer.Option(
+        text_option(
+            "PLAN",
+            "Allow one agreed study only: its federation.toml, or plan.json of a run.",
             "--from",
-            metavar="PLAN",
-            show_default=False,
-            help="Allow one agreed study only: its federation.toml, or plan.json of a run.",
         ),
     ] = "",
     json: Json = False,
@@ -131,12 +118,7 @@ def trust(
     ],
     yes: Annotated[bool, switch("--yes", "Do not ask: the fingerprint was compared.")] = False,
     fingerprint: Annotated[
-        str,
-        typer.Option(
-            metavar="DIGITS",
-            show_default=False,
-            help="Do not ask: trust the roster if it has this fingerprint.",
-        ),
+        str, text_option("DIGITS", "Do not ask: trust the roster if it has this fingerprint.")
     ] = "",
     replace: Annotated[bool, switch("--replace", "Trust it in place of another roster.")] = False,
     json: Json = False,
@@ -210,12 +192,7 @@ def start(folder: SiteFolder, json: Json = False) -> None:
 @site_app.command("status", cls=Command)
 def status(
     folder: SiteFolder,
-    out: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE.html", show_default=False, help="Also write a page with the curves."
-        ),
-    ] = "",
+    out: Annotated[str, text_option("FILE.html", "Also write a page with the curves.")] = "",
     json: Json = False,
 ) -> None:
     """Print what this site has sent and when, and how well its models do on its own examples.

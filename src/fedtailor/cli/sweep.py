@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from fedtailor.cli.options import (
     NOTHING_NAMED,
     Assignments,
@@ -19,6 +17,7 @@ from fedtailor.cli.options import (
     read_assignments,
     read_overrides,
     refuse_missing_data,
+    text_option,
     with_config_flags,
 )
 from fedtailor.cli.shell import guarded, print_result
@@ -39,20 +38,20 @@ def sweep(
     ] = "",
     values: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help='What to try: "training.lr=[0.01, 0.1]", or uniform(A, B), loguniform(A, B), '
+        text_option(
+            "KEY=VALUES",
+            'What to try: "training.lr=[0.01, 0.1]", or uniform(A, B), loguniform(A, B), '
             "integers(A, B) in place of the list. METHOD.OPTION is an option of one method. May be "
             "repeated.",
         ),
     ] = None,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(
+        text_option(
+            "METHOD",
+            'Method, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
             "--algorithm",
             "-a",
-            metavar="METHOD",
-            help='Method, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
         ),
     ] = None,
     trials: Annotated[
@@ -60,9 +59,9 @@ def sweep(
     ] = None,
     sampler: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Where values come from: grid, random or tpe (default: auto, the grid if all of "
+        text_option(
+            "NAME",
+            "Where values come from: grid, random or tpe (default: auto, the grid if all of "
             "it is tried, else random).",
         ),
     ] = "",

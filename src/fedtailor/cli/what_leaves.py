@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from fedtailor.cli.options import (
     NOTHING_NAMED,
     Json,
@@ -15,6 +13,7 @@ from fedtailor.cli.options import (
     read_assignments,
     refuse_two_data_sets,
     switch,
+    text_option,
     with_config_flags,
 )
 from fedtailor.cli.shell import print_json
@@ -25,8 +24,7 @@ Subject = Annotated[
     argument("RUN|ALGORITHM", "Folder of a run, or an algorithm (see: fedtailor list algorithms)."),
 ]
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any option of a run. May be repeated."),
+    list[str] | None, text_option("KEY=VALUE", "Any option of a run. May be repeated.", "--set")
 ]
 AsMarkdown = Annotated[bool, switch("--markdown", "Print the tables as Markdown.")]
 
