@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedtailor.core.atomic import make_folder, to_json, write_whole
 from fedtailor.core.errors import all_done
@@ -65,20 +65,16 @@ def train_own_baselines(
     with all_done([prepared.engine.close]):
         add_baselines(prepared, folder, progress or RunProgress())
         key = read_object(folder / CHOICES_FILE, within=folder)["key"]
-        record = _read_own(folder)
+        own = folder / _OWN_FILE
+        record = read_object(own, within=folder) if own.is_file() else {}
         if record.get("key") != key:
             pooled_model, pooled = train_pooled(prepared)
             accuracies = [None if value is None else round(value, _DIGITS) for value in pooled]
             record = {"key": key, "pooled": accuracies, "pooled_model": pooled_model}
-            write_whole(folder / _OWN_FILE, to_json(record, indent=2) + "\n")
+            write_whole(own, to_json(record, indent=2) + "\n")
 
     alone, alone_models = _alone(folder, len(prepared.divided.positions))
     return OwnBaselines(alone, alone_models, record["pooled"], record["pooled_model"])
-
-
-def _read_own(folder: Path) -> dict[str, Any]:
-    path = folder / _OWN_FILE
-    return read_object(path, within=folder) if path.is_file() else {}
 
 
 def _alone(folder: Path, num_clients: int) -> tuple[list[float | None], list[str | None]]:

@@ -19,7 +19,6 @@ from fedtailor.core.metrics import (
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import (
     ClassShares,
-    FigureSum,
     Scores,
     across,
     auroc_error,
@@ -243,26 +242,15 @@ def _personalized_scores(report: RoundReport) -> dict[int, Scores]:
 
 def _majority_of(personalized: Mapping[int, Scores], roster: Roster) -> Record:
     """Return the mean accuracy of the most frequent classes over the known clients, if there is."""
+    # Of some clients the class is not known, and some have no test examples.
     accuracies = []
     for client in personalized.keys() & set(roster.known):
-        accuracy = _majority_accuracy(client, personalized[client], roster)
-        if accuracy is not None:
-            accuracies.append(accuracy)
+        examples = _num_examples(personalized[client])
+        label = roster.majority[client] if roster.majority else -1
+        if label >= 0 and examples:
+            accuracies.append(float(personalized[client].class_total[label]) / examples)
 
     return {"majority_accuracy": _mean(accuracies)} if accuracies else {}
-
-
-def _majority_accuracy(client: int, scores: Scores, roster: Roster) -> float | None:
-    """Return the accuracy of always predicting the client's most frequent training class.
-
-    None where that class is not known, or without test examples.
-    """
-    examples = _num_examples(scores)
-    label = roster.majority[client] if roster.majority else -1
-    if label < 0 or not examples:
-        return None
-
-    return float(scores.class_total[label]) / examples
 
 
 def _chance(personalized: Mapping[int, Scores], roster: Roster) -> Record:
@@ -440,7 +428,8 @@ def _classes_over_clients(evaluation: Evaluation, class_names: Sequence[str]) ->
             if summed is None:
                 means = _mean_over([figures[label][name] for figures in of_clients])
             else:
-                means = _mean_of_sum(summed.by_class[label][name])
+                figure = summed.by_class[label][name]
+                means = _mean_record(figure.total, figure.deviation, figure.clients)
             entry[name] |= {"pooled_interval": interval, **means}
 
         classes[str(label)] = entry
@@ -474,23 +463,18 @@ def _interval_of(
 def _mean_over(values: Sequence[float | None]) -> Record:
     """Return the mean over the clients that have a value, its interval, and how many they are."""
     numbers = [value for value in values if value is not None]
-    if not numbers:
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+    return _mean_record(math.fsum(numbers), deviation, len(numbers))
+
+
+def _mean_record(total: float, deviation: float, clients: int) -> Record:
+    """Return a mean over clients from their sum, its interval, and how many they are."""
+    if not clients:
         return {"mean": None, "mean_interval": None, "clients": 0}
 
-    mean = _mean(numbers)
-    interval = None
-    if len(numbers) > 1:
-        interval = mean_interval(mean, statistics.stdev(numbers), len(numbers))
-    return {"mean": mean, "mean_interval": interval, "clients": len(numbers)}
-
-
-def _mean_of_sum(figure: FigureSum) -> Record:
-    """Return what :func:`_mean_over` returns, of clients of which only a sum is known."""
-    if not figure.clients:
-        return {"mean": None, "mean_interval": None, "clients": 0}
-
-    interval = mean_interval(figure.mean, figure.deviation, figure.clients)
-    return {"mean": figure.mean, "mean_interval": interval, "clients": figure.clients}
+    mean = total / clients
+    interval = mean_interval(mean, deviation, clients)
+    return {"mean": mean, "mean_interval": interval, "clients": clients}
 
 
 def _num_examples(scores: Scores) -> int:

@@ -272,7 +272,7 @@ def curves(
     """
     if max(map(len, points.values()), default=0) < 3:
         last = {name: series[-1] for name, series in points.items() if series}
-        return named_bars(last, quantity, what="method", number_format=".3g")
+        return _bars(last, quantity)
 
     domain = labels(names)
     drawn = dict(zip(names, domain, strict=True))
@@ -326,21 +326,8 @@ def curves(
     return alt.LayerChart(layer=layers)
 
 
-def named_bars(
-    values: Mapping[str, CurvePoint],
-    quantity: str,
-    *,
-    what: str,
-    number_format: str,
-) -> Chart:
-    """Draw a bar to the right for every name, with its number, and a line for its spread.
-
-    Args:
-        values: by name, in their order.
-        quantity: title of the horizontal axis.
-        what: the names are of, for tooltips.
-        number_format: of values, as in d3.
-    """
+def _bars(values: Mapping[str, CurvePoint], quantity: str) -> Chart:
+    """Draw a bar to the right for every method, with its number, and a line for its spread."""
     drawn = labels(values)
     rows = [
         {"label": label, "name": visible(name), **point._asdict()}
@@ -355,11 +342,11 @@ def named_bars(
         x=alt.X("mean:Q", title=quantity, scale=scale, axis=alt.Axis(tickCount=5)),
         y=alt.Y("label:N", axis=axis, scale=alt.Scale(domain=drawn, paddingInner=0.3)),
     )
-    tips = [tooltip("name", what), tooltip("mean", quantity, number_format)]
+    tips = [tooltip("name", "method"), tooltip("mean", quantity, ".3g")]
     bars = base.mark_bar(color=MAIN, opacity=0.75).encode(tooltip=tips)
     spread = base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q")
     numbers = base.mark_text(align="left", dx=6, color=INK, fontSize=12).encode(
-        x=alt.X("high:Q", title=quantity), text=alt.Text("mean:Q", format=number_format)
+        x=alt.X("high:Q", title=quantity), text=alt.Text("mean:Q", format=".3g")
     )
 
     return alt.LayerChart(layer=[bars, spread, numbers])
@@ -400,11 +387,11 @@ def dots(
     return alt.LayerChart(layer=layers)
 
 
-def logarithmic(field: str, title: str) -> alt.X:
+def size_axis() -> alt.X:
     """Return a horizontal axis for numbers of examples, which differ by factors."""
     return alt.X(
-        field,
-        title=title,
+        "x:Q",
+        title="training examples of the client",
         scale=alt.Scale(type="log", nice=False, padding=10),
         axis=alt.Axis(tickCount=5, format="~s", labelOverlap=True),
     )

@@ -234,7 +234,8 @@ def _verdicts(
         cells.append(f"{site['examples']:,}")
         if has_groups:
             cells.append(NOTHING if site["groups"] is None else f"{site['groups']:,}")
-        rows.append([*cells, _percent(site["majority"]), _own_model(site)])
+        majority = round_figure(site["majority"], in_percent=True)
+        rows.append([*cells, majority, _own_model(site)])
 
     return ReportTable(
         title=title,
@@ -411,10 +412,6 @@ def _scores(site: Record, models: Sequence[str], measure: Measure) -> str:
     values = [site["scores"].get(model, {}).get(measure) for model in models]
     shown = [NOTHING if value is None else show_measure(value, measure) for value in values]
     return " / ".join(shown)
-
-
-def _percent(value: float) -> str:
-    return round_figure(value, in_percent=True)
 
 
 def _short_name(measure: Measure) -> str:

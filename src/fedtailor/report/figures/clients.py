@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from fedtailor.report.charts import MOST_BARS, MOST_DOTS, Dot, dots, logarithmic, sorted_bars
+from fedtailor.report.charts import MOST_BARS, MOST_DOTS, Dot, dots, size_axis, sorted_bars
 from fedtailor.report.data_plots import bubbles
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable
 from fedtailor.report.records import (
@@ -188,7 +188,7 @@ def accuracy_by_size(records: Sequence[MethodRecords]) -> list[Figure]:
         scale = alt.Scale(domain=[0, 100])
         chart = dots(
             points,
-            logarithmic("x:Q", "training examples of the client"),
+            size_axis(),
             alt.Y("y:Q", title="accuracy, %", scale=scale, axis=alt.Axis(tickCount=5)),
             line=_quarters(points),
         )

@@ -59,7 +59,7 @@ def _beta_figure(
     )
     if len(set(conditions.values())) > 1:
         strips = [(conditions[unit], names[unit], value) for unit, value in values.items()]
-        panels.append(Panel(chart=_strips(strips, "beta"), title="By corruption"))
+        panels.append(Panel(chart=_strips(strips), title="By corruption"))
         caption += " Every dot is a client, the dark line a mean."
 
     points = [
@@ -67,8 +67,8 @@ def _beta_figure(
     ]
     if points:
         scale = alt.Scale(domain=[min(0, *values.values()), max(1, *values.values())])
-        x = charts.logarithmic("x:Q", "training examples of the client")
-        chart = charts.dots(points, x, alt.Y("y:Q", title="beta", scale=scale), number_format=".3f")
+        y = alt.Y("y:Q", title="beta", scale=scale)
+        chart = charts.dots(points, charts.size_axis(), y, number_format=".3f")
         panels.append(Panel(chart=chart, title="By local data size"))
 
     rows: list[list[Cell]] = [
@@ -85,12 +85,11 @@ def _beta_figure(
     )
 
 
-def _strips(values: Sequence[tuple[str, str, float]], quantity: str) -> charts.Chart:
+def _strips(values: Sequence[tuple[str, str, float]]) -> charts.Chart:
     """Draw a strip of dots for every group, with a line at the mean of the group.
 
     Args:
         values: group, name and value of every dot.
-        quantity: title of the horizontal axis.
     """
     groups = sorted({group for group, _, _ in values}, key=lambda group: (group != _CLEAN, group))
     shown = dict(zip(groups, charts.labels(groups), strict=True))
@@ -100,17 +99,17 @@ def _strips(values: Sequence[tuple[str, str, float]], quantity: str) -> charts.C
     ]
     axis = alt.Axis(title=None, grid=True, labelColor=charts.INK)
     y = alt.Y("group:N", axis=axis, scale=alt.Scale(domain=list(shown.values())))
-    x = alt.X("value:Q", title=quantity, scale=alt.Scale(zero=False))
+    x = alt.X("value:Q", title="beta", scale=alt.Scale(zero=False))
     tips = [
         charts.tooltip("name", "client"),
         charts.tooltip("group", "corruption"),
-        charts.tooltip("value", quantity, ".3f"),
+        charts.tooltip("value", "beta", ".3f"),
     ]
 
     base = alt.Chart(charts.inline(rows), height=24 * len(groups)).encode(y=y)
     marks = base.mark_circle(color=charts.MAIN, opacity=0.6, size=50).encode(x=x, tooltip=tips)
     means = base.mark_tick(color=charts.INK, thickness=2).encode(
-        x=alt.X("mean(value):Q", title=quantity)
+        x=alt.X("mean(value):Q", title="beta")
     )
 
     return alt.LayerChart(layer=[marks, means])

@@ -17,8 +17,8 @@ _MEGABYTE = 1e6
 
 Curves: TypeAlias = Mapping[str, Sequence[CurvePoint]]
 """By label of the method."""
-ByRound: TypeAlias = Mapping[int, float | None]
-"""Values of a seed by round."""
+Values: TypeAlias = Iterable[tuple[int, float | None]]
+"""Rounds of a seed, and values."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
     for point, words in POINTS.items():
 
         def accuracies(figure: str, point: str = point) -> Curves:
-            def values(seed: SeedRecords) -> ByRound:
-                lines = seed.curves.get(point, {})
-                return {round: percent(number(line.get(figure))) for round, line in lines.items()}
+            def values(seed: SeedRecords) -> Values:
+                for round, line in seed.curves.get(point, {}).items():
+                    yield round, percent(number(line.get(figure)))
 
             return _with_away(records, _over_seeds(records, values))
 
@@ -62,13 +62,11 @@ def epsilons(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return what all rounds so far tell of a client, where noise hides clients."""
 
     def by_round(name: str) -> Curves:
-        def values(seed: SeedRecords) -> ByRound:
-            told = {}
+        def values(seed: SeedRecords) -> Values:
             for line in seed.run.rounds:
                 record = line.get("privacy", {})
                 if record.get("unit") == "client":
-                    told[int(line["round"])] = number(record[name])
-            return told
+                    yield int(line["round"]), number(record[name])
 
         return _over_seeds(records, values)
 
@@ -102,9 +100,10 @@ def costs(records: Sequence[MethodRecords]) -> list[Figure]:
     """Return seconds and bytes of every round."""
 
     def cost(kind: str, part: str, scale: float = 1.0, needed: str = "round") -> Curves:
-        def values(seed: SeedRecords) -> ByRound:
-            lines = [line for line in seed.run.rounds if line.get(needed)]
-            return {int(line["round"]): _part(line.get(kind), part, scale) for line in lines}
+        def values(seed: SeedRecords) -> Values:
+            for line in seed.run.rounds:
+                if line.get(needed):
+                    yield int(line["round"]), _part(line.get(kind), part, scale)
 
         return _over_seeds(records, values)
 
@@ -132,13 +131,11 @@ def _part(table: object, name: str, scale: float) -> float | None:
 
 
 def _over_seeds(
-    records: Sequence[MethodRecords], values: Callable[[SeedRecords], ByRound]
+    records: Sequence[MethodRecords], values: Callable[[SeedRecords], Values]
 ) -> Curves:
     """Return curves by label, the mean over seeds, from the values of a seed by round."""
     return {
-        method.label: _curve(
-            item for seed in method.seeds.values() for item in values(seed).items()
-        )
+        method.label: _curve(item for seed in method.seeds.values() for item in values(seed))
         for method in records
     }
 
@@ -164,17 +161,14 @@ def _with_away(records: Sequence[MethodRecords], curves: Curves) -> Curves:
 def _over_clients(records: Sequence[MethodRecords], metric: str) -> Curves:
     """Return curves by label of a training metric, the mean over clients and seeds."""
 
-    def values(seed: SeedRecords) -> Iterable[tuple[int, float]]:
+    def values(seed: SeedRecords) -> Values:
         for round, of_clients in seed.followed.get(metric, {}).items():
             yield from ((round, value) for value in of_clients)
 
-    return {
-        method.label: _curve(item for seed in method.seeds.values() for item in values(seed))
-        for method in records
-    }
+    return _over_seeds(records, values)
 
 
-def _curve(values: Iterable[tuple[int, float | None]]) -> list[CurvePoint]:
+def _curve(values: Values) -> list[CurvePoint]:
     """Return a curve through the means of the values of every round."""
     by_round: dict[int, list[float]] = {}
     for round, value in values:
