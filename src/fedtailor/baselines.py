@@ -76,7 +76,7 @@ class TrainedBaselines(NamedTuple):
     """What baselines say about test examples."""
 
     probabilities: dict[str, np.ndarray]  # each (n, classes), float32
-    """Of the best one, or of all if none was to be chosen."""
+    """Of the best one."""
     best: str | None
     """The one that was best in a cross-validation on the training examples; None: there is none."""
     missing: dict[str, str]
@@ -111,7 +111,6 @@ def train_baselines(
     test: Inputs,
     *,
     num_classes: int,
-    choose: bool = True,
     keep: bool = False,
 ) -> TrainedBaselines:
     """Train the best baseline, and let it predict test examples, whose labels are not known here.
@@ -137,7 +136,6 @@ def train_baselines(
         training: training and validation examples of the site.
         test: the inputs of its test examples.
         num_classes: of the labels.
-        choose: whether to train the best one only; without it, all are trained.
         keep: whether to return the best model.
     """
     reasons = _reasons_against(names, training)
@@ -145,13 +143,9 @@ def train_baselines(
     if not usable:
         return TrainedBaselines({}, None, reasons)
 
-    probabilities: dict[str, np.ndarray] = {}
-    model = None
     with _one_quiet_thread():
         random = np.random.default_rng([_SEED, len(training.labels)])
-        losses = _cross_validate(
-            usable, _drawn(training, _MOST_CHOSEN_ON, random), num_classes, choose=choose
-        )
+        losses = _cross_validate(usable, _drawn(training, _MOST_CHOSEN_ON, random), num_classes)
         examples = _drawn(training, MOST_EXAMPLES, random)
         examples, test, scaler = _standardize(usable, examples, test)
         for name in _by_loss(usable, losses):
@@ -163,13 +157,10 @@ def train_baselines(
                 reasons[name] = one_line(str(reason))
                 continue
 
-            probabilities[name] = predicted.astype(np.float32)
-            if choose:
-                model = _to_arrays(fitted, scaler) if keep else None
-                break
+            model = _to_arrays(fitted, scaler) if keep else None
+            return TrainedBaselines({name: predicted.astype(np.float32)}, name, reasons, model)
 
-    best = next(iter(probabilities), None)
-    return TrainedBaselines(probabilities, best, reasons, model)
+    return TrainedBaselines({}, None, reasons)
 
 
 class SiteExamples(NamedTuple):
@@ -178,7 +169,6 @@ class SiteExamples(NamedTuple):
     names: Sequence[str]
     training: LabeledInputs
     test: Inputs
-    choose: bool = True
     keep: bool = False
 
 
@@ -198,10 +188,7 @@ def train_sites(
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     processes = processors if num_values >= _PARALLEL_FROM else 1
     train = delayed(partial(train_baselines, num_classes=num_classes))
-    jobs = (
-        train(site.names, site.training, site.test, choose=site.choose, keep=site.keep)
-        for site in sites
-    )
+    jobs = (train(site.names, site.training, site.test, keep=site.keep) for site in sites)
     yield from Parallel(processes, return_as="generator")(jobs)
 
 
@@ -268,18 +255,10 @@ def _candidates(name: str) -> list[_Candidate]:
 
 
 def _cross_validate(
-    names: Sequence[str],
-    training: LabeledInputs,
-    num_classes: int,
-    *,
-    choose: bool,
+    names: Sequence[str], training: LabeledInputs, num_classes: int
 ) -> dict[_Candidate, float]:
     """Return the log loss of every candidate; empty if the examples cannot be divided."""
-    candidates = []
-    for name in names:
-        of_name = _candidates(name)
-        if choose or len(of_name) > 1:
-            candidates += of_name
+    candidates = [candidate for name in names for candidate in _candidates(name)]
 
     # Nothing has to be compared with a single candidate.
     folds = _folds(training) if len(candidates) > 1 else []

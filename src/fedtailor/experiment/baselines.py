@@ -103,7 +103,7 @@ def train_pooled(parts: PreparedRun) -> tuple[str, list[float | None]]:
     )
     assert trained.best is not None, "one of the clients can train"
 
-    right = trained.probabilities[trained.best].argmax(axis=1) == tables.labels[tests]
+    right = trained.probabilities[trained.best].argmax(axis=1) == tables.examples.labels[tests]
     ends = np.cumsum([len(part.test) for part in positions])
     accuracies = [
         float(of_client.mean()) if len(of_client) else None
@@ -172,21 +172,19 @@ def train_at(
     """
     return train_baselines(
         tables.trainable(names),
-        tables.examples(training),
-        tables.inputs(test),
+        tables.examples.take(training),
+        tables.examples.inputs.take(test),
         num_classes=num_classes,
         keep=keep,
     )
 
 
 class InputTables(NamedTuple):
-    """The inputs of all examples, and what stands against some baselines."""
+    """All examples, and what stands against some baselines."""
 
-    scaled: np.ndarray  # (rows, features)
-    stored: np.ndarray  # (rows, features)
-    labels: np.ndarray
-    groups: np.ndarray | None
+    examples: LabeledInputs
     missing: Mapping[str, str]
+    """Why a baseline does not suit the inputs, by its name."""
 
     @classmethod
     def of(
@@ -194,7 +192,7 @@ class InputTables(NamedTuple):
     ) -> InputTables:
         """Return the inputs of examples, as they are stored and as networks get them."""
         if stored.ndim == 2:
-            return cls(scaled.numpy(), stored, labels, groups, {})
+            return cls(LabeledInputs(Inputs(scaled.numpy(), stored), labels, groups), {})
 
         # Logistic regression standardizes its inputs, so pictures can stay as they are stored.
         flat = stored.reshape(len(stored), -1)
@@ -207,16 +205,7 @@ class InputTables(NamedTuple):
         if size > MOST_VALUES:
             reason = f"an example has {size:,} numbers; at most {MOST_VALUES:,}."
             missing["logistic_regression"] = reason
-        return cls(flat, flat, labels, groups, missing)
-
-    def inputs(self, rows: np.ndarray) -> Inputs:
-        """Return the inputs of some examples."""
-        return Inputs(self.scaled[rows], self.stored[rows])
-
-    def examples(self, rows: np.ndarray) -> LabeledInputs:
-        """Return some examples with their labels."""
-        groups = None if self.groups is None else self.groups[rows]
-        return LabeledInputs(self.inputs(rows), self.labels[rows], groups)
+        return cls(LabeledInputs(Inputs(flat, flat), labels, groups), missing)
 
     def trainable(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of those that suit the inputs."""
@@ -238,13 +227,13 @@ def _train_all(
     in_one_place = np.concatenate(training[: len(positions) - parts.divided.num_new])
     tests = np.concatenate([part.test for part in positions])
 
-    num_values = tables.stored.shape[1] * sum(map(len, training))
+    num_values = tables.examples.inputs.stored.shape[1] * sum(map(len, training))
     num_classes = parts.divided.dataset.num_classes
 
     def sites() -> Iterator[SiteExamples]:
         for client in clients:
-            examples = tables.examples(training[client])
-            inputs = tables.inputs(positions[client].test)
+            examples = tables.examples.take(training[client])
+            inputs = tables.examples.inputs.take(positions[client].test)
             yield SiteExamples(tables.trainable(names), examples, inputs, keep=keep)
 
     trained_sites = train_sites(sites(), num_values=num_values, num_classes=num_classes)
@@ -254,8 +243,8 @@ def _train_all(
         by_client[client] = site
 
     # Of all data in one place, the kinds that any site would use.
-    examples = tables.examples(in_one_place)
-    inputs = tables.inputs(tests)
+    examples = tables.examples.take(in_one_place)
+    inputs = tables.examples.inputs.take(tests)
     best = {site.best for site in by_client.values()}
     kinds = [name for name in names if name in best]
     jobs = (SiteExamples((name,), examples, inputs) for name in kinds)
@@ -290,11 +279,9 @@ def _write(
 
         choices[str(client)] = {"best": site.best, "missing": {**tables.missing, **site.missing}}
         if probabilities:
+            examples = tables.examples.take(test)
             predictions[client] = ClientPredictions(
-                positions=test,
-                labels=tables.labels[test],
-                probabilities=probabilities,
-                groups=None if tables.groups is None else tables.groups[test],
+                test, examples.labels, probabilities, examples.groups
             )
 
     write_predictions(path / BASELINES_FILE, predictions)
