@@ -21,6 +21,7 @@ from fedtailor.cli.options import (
     with_config_flags,
 )
 from fedtailor.cli.shell import guarded, print_json
+from fedtailor.cli.show.console import say
 from fedtailor.core.errors import FedtailorError, RunError, UsageError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS
 
@@ -141,7 +142,6 @@ def _with_varying_split(settings: Config, *, is_named: bool) -> Config:
         settings: of a comparison of several seeds on own data.
         is_named: whether the user has chosen ``data.seed``.
     """
-    from fedtailor.cli.show.console import say
     from fedtailor.cli.show.progress import CountLine
     from fedtailor.data.division import divide
 
@@ -244,8 +244,6 @@ def show_methods(
         typer.echo(_writers()[_ENDINGS[format_]](comparison), nl=False)
 
     if write_to is not None:
-        from fedtailor.cli.show.console import say
-
         say(f"The runs, and these tables as Markdown, LaTeX, CSV and JSON, are in {write_to}")
 
     if failures:
@@ -298,7 +296,6 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
 
     configs = with_methods(settings, methods)
 
-    from fedtailor.cli.show.console import say
     from fedtailor.core.atomic import make_folder
     from fedtailor.experiment.folder import exclusive
     from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, list_runs
@@ -339,7 +336,6 @@ def run_missing(jobs: Sequence[RunJob], folder: Path) -> list[str]:
         Interrupted: it was interrupted.
         RunError: fewer than two methods have a result.
     """
-    from fedtailor.cli.show.console import say
     from fedtailor.cli.show.progress import make_progress
     from fedtailor.experiment.run import count_unfinished
     from fedtailor.experiment.runner import is_finished, run_jobs

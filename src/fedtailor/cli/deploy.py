@@ -10,6 +10,7 @@ import typer
 from fedtailor.cli.options import Json, Out, argument, number_option, switch, text_option
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
+from fedtailor.cli.show.console import say
 
 deploy_app = make_group("Train across real sites: prepare the server.")
 
@@ -79,7 +80,6 @@ def remove(
     It cannot connect once the server has been started again. Its key is not used again, unless the
     server has never been started.
     """
-    from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
     from fedtailor.deployment.membership import remove_site
 
@@ -97,7 +97,6 @@ def pause(
 
     It works while the server runs, and while it does not.
     """
-    from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
     from fedtailor.deployment.membership import pause_site
 
@@ -113,7 +112,6 @@ def resume(
     json: Json = False,
 ) -> None:
     """Let a paused site take part again, from the next round on."""
-    from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
     from fedtailor.deployment.membership import resume_site
 
@@ -131,7 +129,6 @@ def allow(
 
     A server that is running asks it from the next round.
     """
-    from fedtailor.cli.show.console import say
     from fedtailor.deployment.conduct import allow as allow_site
     from fedtailor.deployment.federation_folder import FederationFolder
 
@@ -190,7 +187,6 @@ def renew(folder: ServerFolder, json: Json = False) -> None:
     """
     import shlex
 
-    from fedtailor.cli.show.console import say
     from fedtailor.deployment.federation_folder import FederationFolder
     from fedtailor.deployment.init import renew_certificate
 
@@ -225,7 +221,6 @@ def demo(
 
     It takes some minutes, and longer with --secure.
     """
-    from fedtailor.cli.show.console import say
     from fedtailor.cli.show.sites import show_sites_demo
     from fedtailor.deployment.demo import run_demo
     from fedtailor.experiment.run import unused_folder

@@ -13,6 +13,7 @@ from fedtailor.cli.adapt import LabelColumn, Labels
 from fedtailor.cli.options import Json, argument, number_option, switch, text_option
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_json, print_result
+from fedtailor.cli.show.console import say
 from fedtailor.cli.watch import RecentPaths
 from fedtailor.core.errors import DataError, RunError, UsageError
 
@@ -92,7 +93,6 @@ def policy(
     """Say what this site answers, as the section `policy` of its site.toml decides."""
     from dataclasses import asdict
 
-    from fedtailor.cli.show.console import say
     from fedtailor.deployment.options import load_site
 
     decided = load_site(folder).policy
@@ -217,7 +217,6 @@ def status(
 @site_app.command("leaves", cls=Command)
 def leaves(folder: SiteFolder, json: Json = False) -> None:
     """Print what has left this site so far, from its log of all messages."""
-    from fedtailor.cli.show.console import say
     from fedtailor.deployment.audit import broken_line, page
     from fedtailor.deployment.options import load_site
     from fedtailor.deployment.site_privacy import describe_told
@@ -262,7 +261,6 @@ def restore(
     json: Json = False,
 ) -> None:
     """Put an earlier version of the personal model in use again."""
-    from fedtailor.cli.show.console import say
     from fedtailor.deployment.options import load_site
     from fedtailor.deployment.site_models import previous, use
 
