@@ -147,12 +147,9 @@ def read_members_plan(folder: Path) -> tuple[list[Config], int]:
 
 def count_trainings(folder: Path, configs: Sequence[Config], trainings: int) -> int:
     """Return how many trainings of an audit are left to do."""
-    left = 0
-    for job in make_jobs([_prepare(config) for config in configs], folder):
-        for number in range(trainings):
-            left += not _training_path(job.folder, number).is_file()
-
-    return left
+    jobs = make_jobs([_prepare(config) for config in configs], folder)
+    paths = [_training_path(job.folder, number) for job in jobs for number in range(trainings)]
+    return sum(not path.is_file() for path in paths)
 
 
 def _prepare(config: Config) -> Config:
@@ -388,6 +385,4 @@ def _worst(clients: Sequence[Mapping[str, Any]]) -> int | None:
     measured = [client for client in clients if np.isfinite(client["auc"])]
     if not measured:
         return None
-
-    worst: int = max(measured, key=lambda client: float(client["auc"]))["client"]
-    return worst
+    return int(max(measured, key=lambda client: float(client["auc"]))["client"])

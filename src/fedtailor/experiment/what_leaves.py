@@ -85,15 +85,10 @@ def what_leaves(parts: PreparedRun) -> dict[str, Any]:
 
     record = _record(parts.config, parts.algorithm, task, parts.inputs, reported)
     holds = trial and any(map(holds_examples, trial.personal.values()))
-    planned = _planned_claims(parts)
+    planned = []
+    if parts.config.privacy.unit != "none":
+        planned.append(f"After all rounds: {claims.claim_of(planned_privacy(parts))}")
     return {**record, "model_holds_examples": holds, "claims": planned}
-
-
-def _planned_claims(parts: PreparedRun) -> list[str]:
-    """Return what noise will promise after all rounds, in sentences; nothing without noise."""
-    if parts.config.privacy.unit == "none":
-        return []
-    return [f"After all rounds: {claims.claim_of(planned_privacy(parts))}"]
 
 
 def _record(

@@ -195,7 +195,7 @@ def site_page(record: Mapping[str, Any]) -> str:
     Args:
         record: of :func:`fedtailor.deployment.site_status.read_site_status`.
     """
-    series = curves_of_site(record)
+    series = _curves_of_site(record)
     figures = []
     if series:
         caption = "On the test examples of this site."
@@ -217,19 +217,15 @@ def site_page(record: Mapping[str, Any]) -> str:
     return render_page(title, [section for section in sections if not section.is_empty])
 
 
-def curves_of_site(record: Mapping[str, Any]) -> dict[str, list[list[float]]]:
+def _curves_of_site(record: Mapping[str, Any]) -> dict[str, list[list[float]]]:
     """Return the curves of a site by what they are of, its own model as one that stays the same."""
     series = {POINTS.get(point, point): curve for point, curve in record["curves"].items()}
     own = record["own"]
     rounds = sorted({number for curve in series.values() for number, _ in curve})
     if own is not None and own["accuracy"] is not None and rounds:
-        series[own_model(own)] = [[number, own["accuracy"]] for number in rounds]
+        title = f"alone: {own['name'].replace('_', ' ')}"
+        series[title] = [[number, own["accuracy"]] for number in rounds]
     return series
-
-
-def own_model(own: Mapping[str, Any]) -> str:
-    """Return what the site would use alone, in words."""
-    return f"alone: {own['name'].replace('_', ' ')}"
 
 
 def _sent_tables(record: Mapping[str, Any]) -> list[ReportTable]:

@@ -21,7 +21,7 @@ from fedtailor.report.records import (
     training_counts,
     unit_names,
 )
-from fedtailor.report.statistics import DECIMALS, mean
+from fedtailor.report.statistics import DECIMALS, mean, outcomes
 
 _FEWEST_FOR_A_LINE = 12
 """Clients from which on four groups of them have a mean worth a line."""
@@ -113,10 +113,7 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
 
 def _count_gains(gaps: Mapping[Unit, float]) -> str:
     """Return in words how many clients gain, and how much is gained."""
-    gaining = sum(gap > 0 for gap in gaps.values())
-    harmed = sum(gap < 0 for gap in gaps.values())
-    equal = len(gaps) - gaining - harmed
-
+    gaining, equal, harmed = outcomes(list(gaps.values()))
     counts = f"{gaining} gain, {harmed} are harmed, {equal} equal"
     return f"{counts}; mean {100 * mean(gaps.values()):+.1f} points"
 
