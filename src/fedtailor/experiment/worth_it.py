@@ -103,10 +103,8 @@ def _baselines(sources: Sequence[Path]) -> dict[int, OwnModel]:
 
     A site that has nothing but the majority class is left out.
     """
-    for source in sources:
-        if (source / CHOICES_FILE).is_file():
-            break
-    else:
+    source = next((folder for folder in sources if (folder / CHOICES_FILE).is_file()), None)
+    if source is None:
         return {}
 
     path = source / CHOICES_FILE

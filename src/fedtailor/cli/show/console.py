@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -111,12 +111,24 @@ def shortened(name: str, most: int = 40) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def percent(value: float) -> str:
-    """Return a fraction as a percentage, without the sign."""
-    return f"{100 * value:.1f}"
+def percent(value: float | None) -> str:
+    """Return a fraction as a percentage, without the sign; a dash if there is none."""
+    return "-" if value is None else f"{100 * value:.1f}"
 
 
-def percent_with_error(value: float, error: float | None) -> str:
+def figure(value: float | None, in_percent: bool) -> str:
+    """Return a value in percent, or with three decimal places; a dash if there is none."""
+    return percent(value) if value is None or in_percent else f"{value:.3f}"
+
+
+def interval(ends: Mapping[str, float] | None, in_percent: bool = True) -> str:
+    """Return the ends of an interval; a dash if there is none."""
+    if ends is None:
+        return "-"
+    return f"{figure(ends['low'], in_percent)} to {figure(ends['high'], in_percent)}"
+
+
+def percent_with_error(value: float | None, error: float | None) -> str:
     """Return a fraction as a percentage with its standard error, if it has one."""
     return percent(value) if error is None else f"{percent(value)} ± {percent(error)}"
 

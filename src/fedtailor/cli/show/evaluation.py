@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedtailor.cli.show.console import percent, shortened, table
+from fedtailor.cli.show.console import figure, interval, shortened, table
 from fedtailor.core.metrics import METRICS
 from fedtailor.data.own.names import counted
 from fedtailor.report.worth_it import with_interval
@@ -25,9 +25,8 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
     for name, metric in record["metrics"].items():
         in_percent = name == "ece_calibrated" or METRICS[name].in_percent
         title = _TITLES.get(name, name.replace("_", " ") + (" %" if in_percent else ""))
-        interval = _interval(metric["interval"], in_percent)
-        cells = [_number(metric["value"], in_percent), interval]
-        cells.append(_number(metric["at_training"], in_percent))
+        cells = [figure(metric["value"], in_percent), interval(metric["interval"], in_percent)]
+        cells.append(figure(metric["at_training"], in_percent))
         rows.append([title, *cells, with_interval(record["comparison"].get(name), name)])
 
     examples = counted(record["examples"], "example")
@@ -54,8 +53,8 @@ def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
         row = [shortened(entry["class"]), f"{entry['positives']:,}"]
         for name in ("sensitivity", "specificity", "auroc"):
             in_percent = name != "auroc"
-            row.append(_number(entry[name], in_percent))
-            row.append(_interval(entry[f"{name}_interval"], in_percent))
+            row.append(figure(entry[name], in_percent))
+            row.append(interval(entry[f"{name}_interval"], in_percent))
 
         rows.append(row)
 
@@ -107,15 +106,3 @@ def _threshold(record: Mapping[str, Any]) -> str:
         f"{point['probability']:.3g} on, chosen for a sensitivity of {point['sensitivity']:g}: "
         "accuracies, sensitivity and specificity are by this threshold, also those at training."
     )
-
-
-def _number(value: float | None, in_percent: bool) -> str:
-    if value is None:
-        return "-"
-    return percent(value) if in_percent else f"{value:.3f}"
-
-
-def _interval(interval: Mapping[str, float] | None, in_percent: bool) -> str:
-    if interval is None:
-        return "-"
-    return f"{_number(interval['low'], in_percent)} to {_number(interval['high'], in_percent)}"

@@ -96,10 +96,7 @@ class CountLine:
 
     def _redraw(self, text: str) -> None:
         if self._live is None:
-            console = Console(stderr=True, highlight=False)
-            self._live = Live(console=console, refresh_per_second=_REDRAWN, transient=True)
-            self._live.start()
-
+            self._live = _start_live()
         self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
 
     def _is_due(self, now: float, done: int, total: int) -> bool:
@@ -237,13 +234,7 @@ class LiveProgress(PlainProgress):
         self._status = ""
 
         # The terminal is redrawn at its own pace, not after every round.
-        self._live = Live(
-            get_renderable=self.draw,
-            console=Console(stderr=True, highlight=False),
-            refresh_per_second=_REDRAWN,
-            transient=True,
-        )
-        self._live.start()
+        self._live = _start_live(get_renderable=self.draw)
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Change what is shown at the next redrawing."""
@@ -287,6 +278,14 @@ def make_progress(runs: int = 1) -> PlainProgress:
         runs: how many runs it is for, such as one per seed.
     """
     return LiveProgress(runs) if _can_redraw() else PlainProgress(runs)
+
+
+def _start_live(**what: Any) -> Live:
+    """Return a part of the terminal that changes, and goes when it is stopped."""
+    console = Console(stderr=True, highlight=False)
+    live = Live(console=console, refresh_per_second=_REDRAWN, transient=True, **what)
+    live.start()
+    return live
 
 
 def _can_redraw() -> bool:

@@ -6,7 +6,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedtailor.cli.show.console import percent, percent_with_error, say, shortened, table
+from fedtailor.cli.show.console import (
+    figure,
+    interval,
+    percent,
+    percent_with_error,
+    say,
+    shortened,
+    table,
+)
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.experiment.reader import LOST_WORK, chance_warning
 
@@ -165,9 +173,10 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]], positive: str) -> None:
             shortened(name) + (" (new)" if site.get("new") else ""),
             f"{site['num_train']:,}",
             f"{site['num_test']:,}",
-            *_site_accuracy(site),
-            "-" if site.get("balanced_accuracy") is None else percent(site["balanced_accuracy"]),
-            "-" if site.get("auroc") is None else f"{site['auroc']:.3f}",
+            percent(site.get("accuracy")),
+            interval(site.get("accuracy_interval")),
+            percent(site.get("balanced_accuracy")),
+            figure(site.get("auroc"), in_percent=False),
         ]
         rows.append(row + _shares_of_class(site, positive) if positive else row)
 
@@ -217,20 +226,7 @@ def _shares_of_class(site: Mapping[str, Any], positive: str) -> list[str]:
         if scores.get("class", number) == positive:
             of_class = scores
 
-    shares = [of_class.get(name) for name in ("sensitivity", "specificity")]
-    return ["-" if share is None else percent(share) for share in shares]
-
-
-def _site_accuracy(site: Mapping[str, Any]) -> list[str]:
-    """Return the accuracy of a site and its interval, or dashes, as for a mean over seeds."""
-    if "accuracy" not in site:
-        return ["-", "-"]
-    interval = _interval(site["accuracy_interval"]) if "accuracy_interval" in site else "-"
-    return [percent(site["accuracy"]), interval]
-
-
-def _interval(interval: Mapping[str, float]) -> str:
-    return f"{percent(interval['low'])} to {percent(interval['high'])}"
+    return [percent(of_class.get(name)) for name in ("sensitivity", "specificity")]
 
 
 def _has_few_examples(metrics: Mapping[str, Any]) -> bool:
@@ -245,26 +241,18 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
 
     errors = accuracy.get("sem", {})
     cells = []
-    for figure in ("mean", "worst10", "smallest10", "pooled"):
-        cell = "-"
-        if figure in accuracy:
-            cell = percent_with_error(accuracy[figure], errors.get(figure))
-        cells.append(cell)
+    for part in ("mean", "worst10", "smallest10", "pooled"):
+        cells.append(percent_with_error(accuracy.get(part), errors.get(part)))
 
     if _has_few_examples(metrics):
-        cells[-1] += f" [{_interval(metrics['pooled_interval'])}]"
+        cells[-1] += f" [{interval(metrics['pooled_interval'])}]"
 
-    others = [_mean_of(key, metrics) for key in HEADINGS.values()]
+    others = []
+    for key in HEADINGS.values():
+        mean = metrics.get(key, {}).get("mean")
+        others.append(figure(mean, CLIENT_METRICS[key].in_percent))
+
     return [name, scored_clients(metrics), cells[0], *others, *cells[1:]]
-
-
-def _mean_of(key: str, metrics: Mapping[str, Any]) -> str:
-    """Return the mean of a metric over clients; a dash where no client has one."""
-    mean = metrics.get(key, {}).get("mean")
-    if mean is None:
-        return "-"
-
-    return percent(mean) if CLIENT_METRICS[key].in_percent else f"{mean:.3f}"
 
 
 def scored_clients(metrics: Mapping[str, Any]) -> str:

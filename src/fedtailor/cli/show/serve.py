@@ -138,9 +138,9 @@ def show_finished(folder: Path, result: Mapping[str, Any]) -> None:
     """Print the scores of the sites."""
     rows = []
     for name, site in result.get("sites", {}).items():
-        accuracy = percent(site["accuracy"]) if "accuracy" in site else "-"
         role = "new" if site["new"] else ""
-        rows.append([name, role, str(site["num_train"]), str(site["num_test"]), accuracy])
+        numbers = [str(site["num_train"]), str(site["num_test"]), percent(site.get("accuracy"))]
+        rows.append([name, role, *numbers])
 
     if rows:
         columns = ["site", "", "training\nexamples", "test\nexamples", "personalized\naccuracy %"]

@@ -183,7 +183,6 @@ def show_models(folder: Path, name: str, versions: Sequence[Mapping[str, Any]]) 
 
     rows = []
     for version in versions:
-        accuracy = version["accuracy"]
         rows.append(
             [
                 str(version["version"]),
@@ -191,7 +190,7 @@ def show_models(folder: Path, name: str, versions: Sequence[Mapping[str, Any]]) 
                 version["algorithm"],
                 version["created"],
                 str(version["round"]),
-                "-" if accuracy is None else percent(accuracy),
+                percent(version["accuracy"]),
                 _verdict_of(version),
             ]
         )
@@ -242,9 +241,8 @@ def _show_curves(record: Mapping[str, Any]) -> None:
 
     rows = []
     for number in rounds[-_MOST_ROUNDS:]:
-        accuracies = [curve.get(number) for curve in curves.values()]
-        cells = ["-" if accuracy is None else percent(accuracy) for accuracy in accuracies]
-        rows.append([str(number), *cells])
+        accuracies = [percent(curve.get(number)) for curve in curves.values()]
+        rows.append([str(number), *accuracies])
 
     table("Accuracy on its own test examples, %", columns, rows, below=below)
 

@@ -95,9 +95,6 @@ def _value(value: Any) -> str:
 
 def _score(trial: Mapping[str, Any]) -> str:
     """Return the validation score of a trial, with its standard error over seeds."""
-    if trial["validation"] is None:
-        return "-"
-
     return percent_with_error(trial["validation"], trial["standard_error"])
 
 
@@ -141,8 +138,5 @@ def _show_methods(result: Mapping[str, Any]) -> None:
 
 def _test(method: Mapping[str, Any]) -> str:
     """Return the accuracy of the best trial's personalized models on test examples."""
-    accuracy = method.get("test", {}).get("personalized")
-    if accuracy is None:
-        return "-"
-
-    return percent_with_error(accuracy["mean"], accuracy.get("sem", {}).get("mean"))
+    accuracy = method.get("test", {}).get("personalized", {})
+    return percent_with_error(accuracy.get("mean"), accuracy.get("sem", {}).get("mean"))
