@@ -212,7 +212,7 @@ def _make_parameter(key: str, flag: Flag, hint: Any) -> inspect.Parameter:
     if kind is bool:
         # Both ways, because the default or a file may say either.
         names[0] = f"{flag.option}/--no-{word}"
-        option = switch(*names, flag.help)
+        option = typer.Option(*names, metavar="", help=flag.help)
         annotation: Any = Annotated[bool | None, option]
     else:
         parser = _parser_of(key, flag, kind)
