@@ -101,7 +101,10 @@ def compare(
             raise UsageError(message, key="inputs")
 
         # What to compare is checked first: training may take hours.
-        _check_choices(metric, point)
+        from fedtailor.report.records import POINTS
+
+        find_name("metric", metric, CLIENT_METRICS, key="metric")
+        find_name("evaluation point", point, POINTS, key="point")
         path = paths[0] if paths else ""
         settings = read_config(path, named, set_)
         if settings.data.path and len(settings.seeds) > 1:
@@ -248,18 +251,6 @@ def show_methods(
 
     if failures:
         raise RunError(_failed(failures), path=write_to)
-
-
-def _check_choices(metric: str, point: str) -> None:
-    """Check what is to be compared before anything is trained.
-
-    Raises:
-        ConfigError: there is no such metric or evaluation point.
-    """
-    from fedtailor.report.records import POINTS
-
-    find_name("metric", metric, CLIENT_METRICS, key="metric")
-    find_name("evaluation point", point, POINTS, key="point")
 
 
 def _refuse_training_options(named: Named, assignments: list[str] | None, out: str) -> None:

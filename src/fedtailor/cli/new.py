@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 from fedtailor.cli.options import Json, argument
 from fedtailor.cli.shell import print_json
+
+_NEXT_STEPS = """\
+Next:
+  cd {folder}
+  fedtailor data check data
+  fedtailor run config.toml
+  pytest test_my_method.py      (needs pytest; some minutes)"""
 
 Name = Annotated[str, argument("NAME", "Folder to make.")]
 
@@ -26,18 +34,4 @@ def new(name: Name, json: Json = False) -> None:
         return
 
     print(f"{folder} has {', '.join(files)}.")  # noqa: T201
-    for line in _next_steps(name):
-        print(line)  # noqa: T201
-
-
-def _next_steps(name: str) -> list[str]:
-    """Return what to type next."""
-    import shlex
-
-    return [
-        "Next:",
-        f"  cd {shlex.quote(name)}",
-        "  fedtailor data check data",
-        "  fedtailor run config.toml",
-        "  pytest test_my_method.py      (needs pytest; some minutes)",
-    ]
+    print(_NEXT_STEPS.format(folder=shlex.quote(name)))  # noqa: T201

@@ -17,7 +17,7 @@ from fedtailor.data.input_specification import InputSpecification
 from fedtailor.experiment.algorithm_card import sent_by_method
 from fedtailor.experiment.assembly import PreparedRun
 from fedtailor.experiment.config import Config
-from fedtailor.experiment.summary import intervals_of_site
+from fedtailor.experiment.summary import intervals_of_site, personalized_scores
 from fedtailor.simulation.calibration import calibrate, operating_point
 from fedtailor.simulation.report import RoundReport
 
@@ -112,13 +112,7 @@ def personal_models(
     federation = parts.federation
 
     # Clients without test examples have no scores.
-    scored = {
-        client: scores
-        for evaluation in last.evaluations
-        if evaluation.point == "personalized" and evaluation.test_set == "clients"
-        for client, scores in evaluation.scores.items()
-    }
-
+    scored = personalized_scores(last)
     num_test = federation.roster.num_test
     schedule = config.schedule
     positive = schedule.positive_of(parts.inputs.names) if schedule.sensitivity else 1

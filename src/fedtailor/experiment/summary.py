@@ -219,7 +219,7 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     if new_clients:
         record["new_clients"] = new_clients
 
-    personalized = _personalized_scores(final)
+    personalized = personalized_scores(final)
     record |= _majority_of(personalized, roster)
     record["chance"] = _chance(personalized, roster)
     if len(roster.classes) == 2:
@@ -230,7 +230,7 @@ def result(last: RoundReport, roster: Roster, schedule: Schedule) -> Record:
     return record
 
 
-def _personalized_scores(report: RoundReport) -> dict[int, Scores]:
+def personalized_scores(report: RoundReport) -> dict[int, Scores]:
     """Return the scores of the personalized models on the clients' test examples, by client."""
     by_client: dict[int, Scores] = {}
     for evaluation in report.evaluations:

@@ -151,10 +151,19 @@ def _figures(status: Mapping[str, Any]) -> list[Figure]:
         for name, curve in status["site_curves"].items():
             rows += _rows(name, {POINTS["personalized"]: curve})
 
-    table = ReportTable(columns=["site", "of", "round", "accuracy, %"], rows=rows)
     caption = "On the sites' own test examples, as far as sites share their scores."
-    title = "Accuracy by round"
-    return [Figure(name="accuracy", title=title, caption=caption, panels=panels, table=table)]
+    return [_figure(caption, panels, rows)]
+
+
+def _figure(caption: str, panels: Sequence[Panel], rows: Sequence[Sequence[Cell]]) -> Figure:
+    """Return the figure of accuracies by round."""
+    return Figure(
+        name="accuracy",
+        title="Accuracy by round",
+        caption=caption,
+        panels=panels,
+        table=ReportTable(columns=["site", "of", "round", "accuracy, %"], rows=rows),
+    )
 
 
 def _panel(title: str, series: Mapping[str, Sequence[Sequence[float]]]) -> Panel:
@@ -198,15 +207,8 @@ def site_page(record: Mapping[str, Any]) -> str:
     series = _curves_of_site(record)
     figures = []
     if series:
-        caption = "On the test examples of this site."
-        table = ReportTable(
-            columns=["site", "of", "round", "accuracy, %"], rows=_rows(record["site"], series)
-        )
-        panels = [_panel("", series)]
-        title = "Accuracy by round"
-        figures = [
-            Figure(name="accuracy", title=title, caption=caption, panels=panels, table=table)
-        ]
+        rows = _rows(record["site"], series)
+        figures = [_figure("On the test examples of this site.", [_panel("", series)], rows)]
 
     sections = [
         Section(name="curve", title="Accuracy", figures=figures),

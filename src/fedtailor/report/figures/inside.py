@@ -22,20 +22,14 @@ def beta(records: Sequence[MethodRecords]) -> list[Figure]:
         if method.method.config["algorithm"].get("beta") == "none":  # it is 1 for every client
             continue
 
-        scores = {unit: one for unit, one in method.scores() if "beta_means" in one.diagnostics}
-        values = mean_by_unit(
-            (unit, one.diagnostics["beta_means"])
-            for unit, one in method.scores()
-            if "beta_means" in one.diagnostics
-        )
+        pairs = [pair for pair in method.scores() if "beta_means" in pair[1].diagnostics]
+        values = mean_by_unit((unit, one.diagnostics["beta_means"]) for unit, one in pairs)
         if not values:
             continue
 
         # "contrast-3" is the corruption contrast with severity 3.
-        conditions = {
-            unit: one.condition.rpartition("-")[0] or _CLEAN for unit, one in scores.items()
-        }
-        sizes = {unit: one.num_train for unit, one in scores.items()}
+        conditions = {unit: one.condition.rpartition("-")[0] or _CLEAN for unit, one in pairs}
+        sizes = {unit: one.num_train for unit, one in pairs}
         name = f"beta-{len(figures) + 1}" if figures else "beta"
         names = unit_names(records)
         figures.append(_beta_figure(name, method.label, values, conditions, sizes, names))
