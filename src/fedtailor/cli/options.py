@@ -29,7 +29,13 @@ def switch(option: str, help: str) -> Any:
 
 
 def text_option(metavar: str, help: str, *names: str) -> Any:
-    """Return the declaration of an option that takes text; without names, its parameter has it."""
+    """Return the declaration of an option that takes text.
+
+    Args:
+        metavar: stands for the text.
+        help: what it is.
+        names: of the option; none: that of the command's parameter.
+    """
     return typer.Option(*names, metavar=metavar, show_default=False, help=help)
 
 
