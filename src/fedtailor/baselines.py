@@ -149,7 +149,8 @@ def train_baselines(
         examples = _drawn(training, MOST_EXAMPLES, random)
         examples, test, scaler = _standardize(usable, examples, test)
         for name in _by_loss(usable, losses):
-            candidate = _best_of(_candidates(name), losses)
+            # The first of equal ones.
+            candidate = min(_candidates(name), key=lambda one: losses.get(one, 0.0))
             try:
                 fitted = _fit(candidate._replace(trees=_TREES), examples)
                 predicted = _predict(fitted, test, num_classes)
@@ -297,11 +298,6 @@ def _folds(training: LabeledInputs) -> list[tuple[np.ndarray, np.ndarray]]:
     divide = StratifiedKFold if training.groups is None else StratifiedGroupKFold
     folds = divide(number, shuffle=True, random_state=_SEED)
     return list(folds.split(training.labels, training.labels, training.groups))
-
-
-def _best_of(candidates: Sequence[_Candidate], losses: Mapping[_Candidate, float]) -> _Candidate:
-    """Return the candidate with the lowest loss, the first of equal ones."""
-    return min(candidates, key=lambda candidate: losses.get(candidate, 0.0))
 
 
 def _by_loss(names: Sequence[str], losses: Mapping[_Candidate, float]) -> list[str]:

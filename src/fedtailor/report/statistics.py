@@ -161,28 +161,20 @@ def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:
     if count == 0:
         return Wilcoxon(0.0, 1.0, "exact", 0)
 
-    if count > MOST_EXACT:
-        from scipy import stats
+    from scipy import stats
 
+    if count > MOST_EXACT:
         # The stubs lack this method.
         test = stats.wilcoxon(different, method="asymptotic")  # type: ignore[call-overload]
         return Wilcoxon(float(test.statistic), float(test.pvalue), "normal", count)
 
-    doubled = _doubled_ranks(np.abs(different))
+    # Twice the ranks are whole numbers, also where equal differences share a rank.
+    doubled = np.rint(2 * stats.rankdata(np.abs(different))).astype(np.int64)
     positive = int(doubled[different > 0].sum())
     smaller = min(positive, int(doubled.sum()) - positive)
     at_most = float(_signed_rank_distribution(doubled)[: smaller + 1].sum())
 
     return Wilcoxon(smaller / 2, min(1.0, 2 * at_most), "exact", count)
-
-
-def _doubled_ranks(values: np.ndarray) -> np.ndarray:
-    """Return twice the ranks of values: whole numbers, also where equal ones share a rank."""
-    import numpy as np
-    from scipy.stats import rankdata
-
-    doubled: np.ndarray = np.rint(2 * rankdata(values)).astype(np.int64)
-    return doubled
 
 
 def _signed_rank_distribution(doubled: np.ndarray) -> np.ndarray:

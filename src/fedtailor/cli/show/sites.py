@@ -183,6 +183,9 @@ def show_models(folder: Path, name: str, versions: Sequence[Mapping[str, Any]]) 
 
     rows = []
     for version in versions:
+        # Whether it is better than what the site would use alone, if that is known.
+        worth_it = version["worth_it"]
+        verdict = str(worth_it["sites"][0]["verdict"]) if worth_it else "-"
         rows.append(
             [
                 str(version["version"]),
@@ -191,7 +194,7 @@ def show_models(folder: Path, name: str, versions: Sequence[Mapping[str, Any]]) 
                 version["created"],
                 str(version["round"]),
                 percent(version["accuracy"]),
-                _verdict_of(version),
+                verdict,
             ]
         )
 
@@ -245,12 +248,6 @@ def _show_curves(record: Mapping[str, Any]) -> None:
         rows.append([str(number), *accuracies])
 
     table("Accuracy on its own test examples, %", columns, rows, below=below)
-
-
-def _verdict_of(version: Mapping[str, Any]) -> str:
-    """Return whether a version is better than what the site would use alone; a dash if unknown."""
-    worth_it = version["worth_it"]
-    return str(worth_it["sites"][0]["verdict"]) if worth_it else "-"
 
 
 def show_sentence(text: str, *, json: bool) -> None:
