@@ -183,7 +183,7 @@ _EMNIST = PublishedFile(
 """One archive with all splits."""
 
 
-def _emnist(split: str, what: str, examples: int, function: str = "load_emnist") -> KnownDataset:
+def _emnist(split: str, examples: int, what: str, function: str = "load_emnist") -> KnownDataset:
     """Return the row of one split of EMNIST."""
     contents = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
     gives = tuple(f"EMNIST/raw/emnist-{split}-{content}-ubyte.gz" for content in contents)
@@ -199,36 +199,68 @@ def _emnist(split: str, what: str, examples: int, function: str = "load_emnist")
     )
 
 
-def _medmnist(
-    name: str, what: str, examples: int, md5: str, license: str = "CC BY 4.0"
-) -> KnownDataset:
+_EMNIST_SPLITS = (
+    ("balanced", 131_600, "balanced: 131,600 digits and letters, 47 classes"),
+    ("byclass", 814_255, "by class: 814,255 digits and letters, 62 classes"),
+    ("bymerge", 814_255, "by merge: 814,255 digits and letters, 47 classes"),
+    ("digits", 280_000, "digits: 280,000 digits, 10 classes"),
+    ("letters", 145_600, "letters: 145,600 letters, 26 classes"),
+    ("mnist", 70_000, "of MNIST's size: 70,000 digits, 10 classes"),
+)
+
+
+def _medmnist(name: str, examples: int, what: str, md5: str) -> KnownDataset:
     """Return the row of one data set of MedMNIST."""
     url = f"https://zenodo.org/record/6496656/files/{name}.npz?download=1"
     return KnownDataset(
         "medmnist:load",
-        f"MedMNIST: {what}, 28x28 pixels",
+        f"MedMNIST: {examples:,} {what}, 28x28 pixels",
         examples,
         (f"MedMNIST/{name}.npz", f"{name}.npz"),
         (PublishedFile(url, f"MedMNIST/{name}.npz", f"md5:{md5}"),),
-        license=license,
+        license="CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
         citation="Yang, Shi, Wei et al. 2023, MedMNIST v2: a large-scale lightweight benchmark for "
         "2D and 3D biomedical image classification, Scientific Data.",
         tested_on="synthetic",
     )
 
 
-_HEART_FILES = "processed.cleveland.data, .hungarian.data, .switzerland.data and .va.data"
-
-DATASETS: Mapping[str, KnownDataset] = {
-    "bloodmnist": _medmnist(
-        "bloodmnist", "17,092 blood cells, 8 classes", 17_092, "7053d0359d879ad8a5505303e11de1dc"
-    ),
-    "breastmnist": _medmnist(
+_MEDMNIST = (
+    ("bloodmnist", 17_092, "blood cells, 8 classes", "7053d0359d879ad8a5505303e11de1dc"),
+    (
         "breastmnist",
-        "780 ultrasound images of the breast, 2 classes",
         780,
+        "ultrasound images of the breast, 2 classes",
         "750601b1f35ba3300ea97c75c52ff8f6",
     ),
+    (
+        "dermamnist",
+        10_015,
+        "photographs of skin lesions, 7 classes",
+        "0744692d530f8e62ec473284d019b0c7",
+    ),
+    ("octmnist", 109_309, "scans of the retina, 4 classes", "c68d92d5b585d8d81f7112f81e2d0842"),
+    ("organamnist", 58_850, "organs, axial, 11 classes", "866b832ed4eeba67bfb9edee1d5544e6"),
+    ("organcmnist", 23_660, "organs, coronal, 11 classes", "0afa5834fb105f7705a7d93372119a21"),
+    ("organsmnist", 25_221, "organs, sagittal, 11 classes", "e5c39f1af030238290b9557d9503af9d"),
+    ("pathmnist", 107_180, "images of colon tissue, 9 classes", "a8b06965200029087d5bd730944a56c1"),
+    (
+        "pneumoniamnist",
+        5_856,
+        "X-ray images of children's chests, 2 classes",
+        "28209eda62fecd6e6a2d98b1501bb15f",
+    ),
+    ("retinamnist", 1_600, "images of the retina, 5 grades", "bd4c0672f1bba3e3a89f0e4e876791e4"),
+    ("tissuemnist", 236_386, "kidney cells, 8 classes", "ebe78ee8b05294063de985d821c1c34b"),
+)
+"""Name, examples, what they are, and MD5."""
+
+
+_HEART_FILES = "processed.cleveland.data, .hungarian.data, .switzerland.data and .va.data"
+
+_ROWS: Mapping[str, KnownDataset] = {
+    **{f"emnist_{row[0]}": _emnist(*row) for row in _EMNIST_SPLITS},
+    **{row[0]: _medmnist(*row) for row in _MEDMNIST},
     "cifar10": KnownDataset(
         "cifar:load",
         "60,000 color photographs of 32x32 pixels, 10 classes",
@@ -253,13 +285,6 @@ DATASETS: Mapping[str, KnownDataset] = {
         (_CIFAR100,),
         citation=_KRIZHEVSKY,
     ),
-    "dermamnist": _medmnist(
-        "dermamnist",
-        "10,015 photographs of skin lesions, 7 classes",
-        10_015,
-        "0744692d530f8e62ec473284d019b0c7",
-        "CC BY-NC 4.0",
-    ),
     "digit5": KnownDataset(
         "digit5:load",
         "five domains of digits: MNIST, SVHN, USPS, SynDigits, MNIST-M, as 32x32 color pixels",
@@ -278,24 +303,12 @@ DATASETS: Mapping[str, KnownDataset] = {
         citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits, UCI "
         "repository.",
     ),
-    "emnist_balanced": _emnist(
-        "balanced", "balanced: 131,600 digits and letters, 47 classes", 131_600
-    ),
-    "emnist_byclass": _emnist(
-        "byclass", "by class: 814,255 digits and letters, 62 classes", 814_255
-    ),
-    "emnist_bymerge": _emnist(
-        "bymerge", "by merge: 814,255 digits and letters, 47 classes", 814_255
-    ),
-    "emnist_digits": _emnist("digits", "digits: 280,000 digits, 10 classes", 280_000),
-    "emnist_letters": _emnist("letters", "letters: 145,600 letters, 26 classes", 145_600),
     "emnist_letters10": _emnist(
         "letters",
-        "letters, the first ten: 56,000 images, standardized (FedCR)",
         56_000,
+        "letters, the first ten: 56,000 images, standardized (FedCR)",
         "load_letters10",
     ),
-    "emnist_mnist": _emnist("mnist", "of MNIST's size: 70,000 digits, 10 classes", 70_000),
     "fashion_mnist": KnownDataset(
         "mnist:load",
         "70,000 gray pictures of clothes of 28x28 pixels, 10 classes",
@@ -358,48 +371,6 @@ DATASETS: Mapping[str, KnownDataset] = {
         ("MNIST-M/**/*",),
         elsewhere=_MNIST_M_FOLDER,
         citation=_GANIN,
-    ),
-    "octmnist": _medmnist(
-        "octmnist",
-        "109,309 scans of the retina, 4 classes",
-        109_309,
-        "c68d92d5b585d8d81f7112f81e2d0842",
-    ),
-    "organamnist": _medmnist(
-        "organamnist",
-        "58,850 organs, axial, 11 classes",
-        58_850,
-        "866b832ed4eeba67bfb9edee1d5544e6",
-    ),
-    "organcmnist": _medmnist(
-        "organcmnist",
-        "23,660 organs, coronal, 11 classes",
-        23_660,
-        "0afa5834fb105f7705a7d93372119a21",
-    ),
-    "organsmnist": _medmnist(
-        "organsmnist",
-        "25,221 organs, sagittal, 11 classes",
-        25_221,
-        "e5c39f1af030238290b9557d9503af9d",
-    ),
-    "pathmnist": _medmnist(
-        "pathmnist",
-        "107,180 images of colon tissue, 9 classes",
-        107_180,
-        "a8b06965200029087d5bd730944a56c1",
-    ),
-    "pneumoniamnist": _medmnist(
-        "pneumoniamnist",
-        "5,856 X-ray images of children's chests, 2 classes",
-        5_856,
-        "28209eda62fecd6e6a2d98b1501bb15f",
-    ),
-    "retinamnist": _medmnist(
-        "retinamnist",
-        "1,600 images of the retina, 5 grades",
-        1_600,
-        "bd4c0672f1bba3e3a89f0e4e876791e4",
     ),
     "shakespeare": KnownDataset(
         "leaf:load_shakespeare",
@@ -488,12 +459,6 @@ DATASETS: Mapping[str, KnownDataset] = {
         citation="Le and Yang 2015, Tiny ImageNet visual recognition challenge, Stanford CS 231N.",
         tested_on="synthetic",
     ),
-    "tissuemnist": _medmnist(
-        "tissuemnist",
-        "236,386 kidney cells, 8 classes",
-        236_386,
-        "ebe78ee8b05294063de985d821c1c34b",
-    ),
     "usps": KnownDataset(
         "usps:load",
         "9,298 handwritten digits of 16x16 pixels from envelopes, 10 classes",
@@ -503,4 +468,6 @@ DATASETS: Mapping[str, KnownDataset] = {
         citation="Hull 1994, A database for handwritten text recognition research, IEEE TPAMI.",
     ),
 }
+
+DATASETS: Mapping[str, KnownDataset] = dict(sorted(_ROWS.items()))
 """Known data sets by name."""
