@@ -19,72 +19,63 @@ class ModelEntry(NamedTuple):
     """An entry of the table of models."""
 
     description: str
-    module: str
-    """Module of this package with the function ``NAME(input_shape, num_classes, **options)``."""
     shape: tuple[int, ...]
     """Shape of the inputs that the model was designed for."""
+    module: str = "networks"
+    """Module of this package with the function ``NAME(input_shape, num_classes, **options)``."""
 
 
 MODELS: Mapping[str, ModelEntry] = {
     "cifar_cnn": ModelEntry(
         "three convolution stages, 128 features, for 32 x 32 images (pFedFDA, FedPAC)",
-        "networks",
         (3, 32, 32),
     ),
     "cnn6": ModelEntry(
         "five convolutions, 100 features, for images of any size (pFedVEM)",
-        "networks",
         (3, 32, 32),
     ),
     "emnist_cnn": ModelEntry(
         "two convolution stages, 128 features, for 28 x 28 images (pFedFDA, FedPAC)",
-        "networks",
         (1, 28, 28),
     ),
     "fedcr_cnn": ModelEntry(
         "two convolution stages and two layers of 1024 units (FedCR)",
-        "networks",
         (3, 32, 32),
     ),
     "fedcr_mlp": ModelEntry(
         "two hidden layers of 1024 units (FedCR)",
-        "networks",
         (1, 28, 28),
     ),
     "lenet": ModelEntry(
         "two convolution stages, 84 features, for 32 x 32 images (pFedVEM)",
-        "networks",
         (3, 32, 32),
     ),
     "linear": ModelEntry(
         "one linear layer and no body, for inputs that are features already",
-        "networks",
         (64,),
     ),
     "mlp": ModelEntry(
         "one hidden layer of 100 units (option hidden), for any input",
-        "networks",
         (1, 28, 28),
     ),
     "projection": ModelEntry(
         "a random linear map to 256 features (option features), for inputs that are features",
-        "networks",
         (64,),
     ),
     "resnet18_gn": ModelEntry(
         "ResNet-18 with group normalization, 512 features, for 64 x 64 images (FedLDA)",
-        "resnet",
         (3, 64, 64),
+        "resnet",
     ),
     "series_cnn": ModelEntry(
         "three convolutions over time, 64 features, for series of any length",
-        "series",
         (6, 128),
+        "series",
     ),
     "wideresnet16": ModelEntry(
         "WideResNet-16-2, 128 features, for 32 x 32 images (FedLDA; option norm: group, batch)",
-        "wideresnet",
         (3, 32, 32),
+        "wideresnet",
     ),
 }
 """The built-in models by name, in alphabetical order."""
