@@ -6,6 +6,7 @@ multiple layers of features from tiny images", technical report, University of T
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pickle
 import warnings
@@ -17,6 +18,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset, check_labels
+from fedtailor.data.datasets.parts import Part, join_parts
 from fedtailor.data.files import Files, check_count, damaged
 
 _PIXELS = 3 * 32 * 32
@@ -85,39 +87,32 @@ def load(files: Files) -> Dataset:
 
         # From planes to channels that come last.
         planes = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        images.append(np.ascontiguousarray(planes))
+        images.append(planes)
         for kind, column in columns.items():
             column.append(check_labels(labels[kind], len(_names(kind)), where=str(path)))
             check_count(path, column[-1], pixels)
 
-    dataset = Dataset(
-        name=files.dataset,
-        x=np.concatenate(images),
-        y=np.concatenate(columns[kinds[0]]),
-        num_classes=len(_names(kinds[0])),
-        class_names=_names(kinds[0]),
-        subclasses=np.concatenate(columns["fine_labels"]) if is_coarse else None,
-        subclass_names=_names("fine_labels") if is_coarse else (),
-        num_official_train=sum(map(len, images[:-1])),
-        sources=files.sources,
-    )
-    _check_nested(dataset)
-    return dataset
+    parts = list(map(Part, images, columns[kinds[0]]))
+    dataset = join_parts(files, parts, _names(kinds[0]))
+    if not is_coarse:
+        return dataset
+
+    subclasses = np.concatenate(columns["fine_labels"])
+    names = _names("fine_labels")
+    _check_nested(subclasses, names, dataset)
+    return dataclasses.replace(dataset, subclasses=subclasses, subclass_names=names)
 
 
 def _names(kind: str) -> tuple[str, ...]:
     return tuple(_NAMES[kind].split())
 
 
-def _check_nested(dataset: Dataset) -> None:
+def _check_nested(subclasses: np.ndarray, names: Sequence[str], dataset: Dataset) -> None:
     """Check that all images of a subclass have the same label."""
-    if dataset.subclasses is None:
-        return
-
-    pairs = np.unique(np.column_stack([dataset.subclasses, dataset.y]), axis=0)
-    subclasses, counts = np.unique(pairs[:, 0], return_counts=True)
+    pairs = np.unique(np.column_stack([subclasses, dataset.y]), axis=0)
+    present, counts = np.unique(pairs[:, 0], return_counts=True)
     if counts.max() > 1:
-        name = dataset.subclass_names[subclasses[counts.argmax()]]
+        name = names[present[counts.argmax()]]
         allowed = "each fine label within one coarse label"
         raise DataError(
             f"data set '{dataset.name}': expected {allowed}, got '{name}' in several.",

@@ -111,17 +111,12 @@ def _notes(parts: list[Dataset], absent: list[str], incomplete: list[str]) -> tu
 
 def _rows_of_domains(parts: list[Dataset]) -> list[np.ndarray]:
     """Return the rows of every part: first all training examples, then all test examples."""
-    rows_of = []
-    train_start = 0
-    test_start = sum(part.num_official_train for part in parts)
-    for part in parts:
-        train_end = train_start + part.num_official_train
-        test_end = test_start + len(part.y) - part.num_official_train
-        rows_of.append(np.r_[train_start:train_end, test_start:test_end])
-        train_start = train_end
-        test_start = test_end
+    is_test = [np.arange(len(part.y)) >= part.num_official_train for part in parts]
 
-    return rows_of
+    # Sorting twice gives the row that each example has in the order.
+    order = np.argsort(np.concatenate(is_test), kind="stable")
+    ends = np.cumsum([len(part.y) for part in parts])
+    return np.split(np.argsort(order), ends[:-1])
 
 
 def _compose(parts: list[Dataset], rows_of: list[np.ndarray]) -> np.ndarray:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.data.dataset import Dataset, check_labels
+from fedtailor.data.datasets.parts import Part, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.npz import read_archive
@@ -100,22 +101,14 @@ def load(files: Files) -> Dataset:
     classes = _CLASSES[files.dataset]
     channels = 3 if files.dataset in _COLOR else 1
 
-    images = []
-    labels = []
+    parts = []
     for part in _PARTS:
-        images.append(_images(path, f"{part}_images", arrays, channels))
-        labels.append(_labels(path, f"{part}_labels", arrays, len(classes)))
-        check_count(path, labels[-1], images[-1])
+        images = _images(path, f"{part}_images", arrays, channels)
+        labels = _labels(path, f"{part}_labels", arrays, len(classes))
+        check_count(path, labels, images)
+        parts.append(Part(images, labels))
 
-    return Dataset(
-        name=files.dataset,
-        x=np.concatenate(images),
-        y=np.concatenate(labels),
-        num_classes=len(classes),
-        class_names=classes,
-        num_official_train=len(labels[0]) + len(labels[1]),
-        sources=files.sources,
-    )
+    return join_parts(files, parts, classes)
 
 
 def _read_arrays(raw: bytes, path: Path) -> dict[str, np.ndarray]:

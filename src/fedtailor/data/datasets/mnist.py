@@ -18,11 +18,12 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.datasets.parts import Part, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
 
 _CLOTHES = (
@@ -51,13 +52,6 @@ _EMNIST = {
 """Names of classes by split of EMNIST; in ``letters`` both cases have one label."""
 
 
-class _Part(NamedTuple):
-    """The training or the test part."""
-
-    images: np.ndarray  # (rows, 28, 28), uint8
-    labels: np.ndarray  # (rows,), int64
-
-
 def load(files: Files) -> Dataset:
     """Load MNIST or Fashion-MNIST.
 
@@ -66,12 +60,12 @@ def load(files: Files) -> Dataset:
     """
     is_mnist = files.dataset == "mnist"
     folder = "MNIST" if is_mnist else "FashionMNIST"
-    names = tuple(string.digits) if is_mnist else _CLOTHES
+    names = string.digits if is_mnist else _CLOTHES
     parts = []
     for part in ("train", "t10k"):
         parts.append(_read_part(files, [f"{folder}/raw/{part}-{{}}-ubyte"], 10))
 
-    return _dataset(files, parts, names)
+    return join_parts(files, parts, names)
 
 
 def load_emnist(files: Files) -> Dataset:
@@ -85,9 +79,9 @@ def load_emnist(files: Files) -> Dataset:
     split = files.dataset.removeprefix("emnist_")
     upright = []
     for part in _read_split(files, split):
-        upright.append(part._replace(images=part.images.transpose(0, 2, 1)))
+        upright.append(part._replace(images=part.images.transpose(0, 2, 1, 3)))
 
-    return _dataset(files, upright, tuple(_EMNIST[split]))
+    return join_parts(files, upright, _EMNIST[split])
 
 
 def load_letters10(files: Files) -> Dataset:
@@ -104,7 +98,7 @@ def load_letters10(files: Files) -> Dataset:
         is_first = labels < _LETTERS10
         if not is_first.any():
             raise damaged(files.folder / "EMNIST", "one of the letters A to J", "none")
-        parts.append(_Part(images[is_first], labels[is_first]))
+        parts.append(Part(images[is_first], labels[is_first]))
 
     # From the counts of the 256 values, so that sums are exact.
     counts = np.bincount(parts[0].images.reshape(-1), minlength=256)
@@ -113,30 +107,14 @@ def load_letters10(files: Files) -> Dataset:
     mean = int(counts @ values) / total
     variance = int(counts @ values**2) / total - mean**2
     return dataclasses.replace(
-        _dataset(files, parts, tuple(string.ascii_uppercase[:_LETTERS10])),
+        join_parts(files, parts, string.ascii_uppercase[:_LETTERS10]),
         normalize=Normalization((mean,), (max(variance, 0.0) ** 0.5,)),
         white=1.0,
         notes=("images are transposed, as in FedCR's experiments",),
     )
 
 
-def _dataset(files: Files, parts: Sequence[_Part], class_names: tuple[str, ...]) -> Dataset:
-    # Straight into the final memory layout, so that a large split is copied once.
-    y = np.concatenate([part.labels for part in parts])
-    x = np.empty((len(y), 28, 28, 1), np.uint8)
-    np.concatenate([part.images for part in parts], out=x[..., 0])
-    return Dataset(
-        name=files.dataset,
-        x=x,
-        y=y,
-        num_classes=len(class_names),
-        class_names=class_names,
-        num_official_train=len(parts[0].labels),
-        sources=files.sources,
-    )
-
-
-def _read_split(files: Files, split: str) -> list[_Part]:
+def _read_split(files: Files, split: str) -> list[Part]:
     """Return both parts of a split of EMNIST, whose images are transposed."""
     parts = []
     for part in ("train", "test"):
@@ -148,7 +126,7 @@ def _read_split(files: Files, split: str) -> list[_Part]:
     return parts
 
 
-def _read_part(files: Files, paths: Sequence[str], num_classes: int, *, first: int = 0) -> _Part:
+def _read_part(files: Files, paths: Sequence[str], num_classes: int, *, first: int = 0) -> Part:
     """Return images, and labels counted from the ``first`` of the file.
 
     Places have ``{}`` where the name of a file says what it holds.
@@ -165,7 +143,7 @@ def _read_part(files: Files, paths: Sequence[str], num_classes: int, *, first: i
         allowed = f"labels from {first} to {first + num_classes - 1}"
         raise damaged(path, allowed, f"{numbers[wrong[0]]} at row {wrong[0]}")
 
-    return _Part(images, labels)
+    return Part(images[..., None], labels)
 
 
 def _read_idx(files: Files, paths: Sequence[str], axes: int) -> tuple[np.ndarray, Path]:

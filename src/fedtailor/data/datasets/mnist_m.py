@@ -9,6 +9,7 @@ JMLR.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import string
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.data.dataset import Dataset, check_labels
+from fedtailor.data.datasets.parts import Part, join_parts
 from fedtailor.data.files import Files, check_count, damaged
 from fedtailor.data.pictures import read_pictures
 
@@ -32,21 +34,11 @@ def load(files: Files) -> Dataset:
     """
     is_release = (files.folder / "MNIST-M" / "mnist_m_train_labels.txt").is_file()
     read = _read_pictures if is_release else _read_arrays
-    images, labels = read(files, "train")
-    test_images, test_labels = read(files, "test")
-    return Dataset(
-        name="mnist_m",
-        x=np.concatenate([images, test_images]),
-        y=np.concatenate([labels, test_labels]),
-        num_classes=10,
-        class_names=tuple(string.digits),
-        num_official_train=len(labels),
-        sources=files.sources,
-        tested_on="synthetic" if is_release else "original",
-    )
+    dataset = join_parts(files, [read(files, "train"), read(files, "test")], string.digits)
+    return dataclasses.replace(dataset, tested_on="synthetic" if is_release else "original")
 
 
-def _read_arrays(files: Files, part: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_arrays(files: Files, part: str) -> Part:
     """Return images (rows, 32, 32, 3) and labels (rows,) from two NumPy files."""
     release = f"MNIST-M/mnist_m_{part}_labels.txt"
     path = files.find(f"MNIST-M/{part}_images.npy", release)
@@ -57,7 +49,7 @@ def _read_arrays(files: Files, part: str) -> tuple[np.ndarray, np.ndarray]:
     path = files.find(f"MNIST-M/{part}_labels.npy", release)
     labels = check_labels(_read_npy(files, path), 10, where=str(path))
     check_count(path, labels, images)
-    return images, labels
+    return Part(images, labels)
 
 
 def _read_npy(files: Files, path: Path) -> np.ndarray:
@@ -70,7 +62,7 @@ def _read_npy(files: Files, path: Path) -> np.ndarray:
         raise damaged(path, allowed, error) from error
 
 
-def _read_pictures(files: Files, part: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_pictures(files: Files, part: str) -> Part:
     """Return images (rows, 32, 32, 3) and labels (rows,) of the original release."""
     path = files.find(f"MNIST-M/mnist_m_{part}_labels.txt")
     labels: dict[str, int] = {}
@@ -88,4 +80,4 @@ def _read_pictures(files: Files, part: str) -> tuple[np.ndarray, np.ndarray]:
     paths = [files.folder / folder / name for name in labels]
     images, digest = read_pictures(files, paths, side=_SIDE, formats=("PNG",))
     files.sources[f"{folder}/*.png"] = digest
-    return images, np.array(list(labels.values()), np.int64)
+    return Part(images, np.array(list(labels.values()), np.int64))

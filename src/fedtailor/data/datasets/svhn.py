@@ -14,6 +14,7 @@ import numpy as np
 from scipy.io import loadmat
 
 from fedtailor.data.dataset import Dataset, check_labels
+from fedtailor.data.datasets.parts import Part, join_parts
 from fedtailor.data.files import Files, check_count, damaged
 
 _PATHS = {"svhn": "SVHN/{}_32x32.mat", "syn_digits": "SynthDigits/synth_{}_32x32.mat"}
@@ -26,31 +27,16 @@ def load(files: Files) -> Dataset:
     Raises:
         DataError: a file is missing, damaged or of version 7.3.
     """
-    images = []
-    labels = []
+    parts = []
     for part in ("train", "test"):
         path = files.find(_PATHS[files.dataset].format(part))
         files.read(path)  # for its SHA-256
-        pixels, digits = _read(path)
-        images.append(pixels)
-        labels.append(digits)
+        parts.append(_read(path))
 
-    # Straight into the final memory layout: large data is copied once.
-    y = np.concatenate(labels)
-    x = np.empty((len(y), *_IMAGE), np.uint8)
-    np.concatenate(images, out=x)
-    return Dataset(
-        name=files.dataset,
-        x=x,
-        y=y,
-        num_classes=10,
-        class_names=tuple(string.digits),
-        num_official_train=len(labels[0]),
-        sources=files.sources,
-    )
+    return join_parts(files, parts, string.digits)
 
 
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read(path: Path) -> Part:
     """Return images (rows, 32, 32, 3), a view that is not contiguous, and digits (rows,)."""
     try:
         variables = loadmat(str(path), variable_names=("X", "y"))
@@ -66,4 +52,4 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     check_count(path, labels, images)
     if not np.isin(labels, np.arange(11)).all():  # they may be stored in floating point
         raise damaged(path, "labels as whole numbers from 0 to 10", "another number")
-    return images, check_labels(labels.astype(np.int64), 11, where=str(path)) % 10
+    return Part(images, check_labels(labels.astype(np.int64), 11, where=str(path)) % 10)

@@ -15,6 +15,7 @@ import numpy as np
 from sklearn.datasets import load_svmlight_file
 
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.datasets.parts import Part, join_parts
 from fedtailor.data.files import Files, damaged
 
 _MAX_TEXT = 64 * 2**20
@@ -29,23 +30,14 @@ def load(files: Files) -> Dataset:
     Raises:
         DataError: a file is missing or damaged.
     """
-    images = []
-    labels = []
+    parts = []
     for name in ("usps.bz2", "usps.t.bz2"):
         path = files.find(f"USPS/{name}")
         values, numbers = _read(files.read(path), path)
-        images.append(((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16, 1))
-        labels.append(numbers.astype(np.int64) - 1)
+        images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16, 1)
+        parts.append(Part(images, numbers.astype(np.int64) - 1))
 
-    return Dataset(
-        name="usps",
-        x=np.concatenate(images),
-        y=np.concatenate(labels),
-        num_classes=10,
-        class_names=tuple(string.digits),
-        num_official_train=len(labels[0]),
-        sources=files.sources,
-    )
+    return join_parts(files, parts, string.digits)
 
 
 def _read(raw: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
