@@ -18,6 +18,7 @@ from data.digit_files import TEST, TRAIN, idx_bytes, leaf, mat_bytes
 from fedtailor.core.errors import DataError
 from fedtailor.data import files, load_dataset, pictures
 from fedtailor.data.datasets import cifar, mnist, sun397, synthetic
+from fedtailor.data.pictures import square
 
 CIFAR = "cifar-10-batches-py/data_batch_1"
 
@@ -330,8 +331,7 @@ def test_only_the_first_categories_and_pictures_are_taken(
 def test_pictures_are_cropped_to_their_middle() -> None:
     image = np.zeros((64, 192, 3), np.uint8)
     image[:, 64:128] = (0, 200, 0)
-    square = np.asarray(sun397._crop_and_resize(Image.fromarray(image)))
-    assert (square == (0, 200, 0)).all()
+    assert (square(image, 64) == (0, 200, 0)).all()
 
 
 # MedMNIST, heart disease, UCI HAR.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ def read_pictures(
     *,
     side: int,
     formats: tuple[str, ...],
-    fit: Callable[[Image.Image], Image.Image] = lambda image: image,
+    crops: bool = False,
 ) -> tuple[np.ndarray, str]:
     """Read image files as RGB; gray is repeated, transparency is ignored.
 
@@ -39,7 +39,7 @@ def read_pictures(
         paths: files, in the order of the rows.
         side: height and width of the result.
         formats: names of formats that Pillow may try, for any name of the file.
-        fit: crops or resizes an image.
+        crops: whether images are cut and resized, see :func:`square`.
 
     Returns:
         Images (rows, side, side, 3) as bytes, and one SHA-256 over path and content of every file.
@@ -53,12 +53,15 @@ def read_pictures(
     for row, path in enumerate(paths):
         sources: dict[str, str] = {}
         raw = read_bytes(path, sources, folder=files.folder)
-        image = fit(decode_picture(raw, path, formats))
-        if image.size != (side, side):
-            got = f"{image.width}x{image.height}"
+        image = np.asarray(decode_picture(raw, path, formats))
+        if crops:
+            image = square(image, side)
+
+        if image.shape[:2] != (side, side):
+            got = f"{image.shape[1]}x{image.shape[0]}"
             raise damaged(path, f"a picture of {side}x{side} pixels", got)
 
-        pixels[row] = np.asarray(image)
+        pixels[row] = image
         # Name and content both count, since the name decides label and order.
         for name, sha256 in sources.items():
             digest.update(f"{name}\0".encode() + bytes.fromhex(sha256))
@@ -66,6 +69,27 @@ def read_pictures(
         files.report(READING, row + 1, len(paths))
 
     return pixels, digest.hexdigest()
+
+
+def square(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Return the central square of an image, resized bilinearly to ``side`` pixels.
+
+    If the image shrinks, every pixel is a weighted mean of all pixels that it covers.
+    """
+    height, width = pixels.shape[:2]
+    if height == width == side:
+        return pixels
+
+    # Cut first: Pillow's own box would mix in pixels outside.
+    edge = min(height, width)
+    left = (width - edge) // 2
+    top = (height - edge) // 2
+    middle = pixels[top : top + edge, left : left + edge]
+
+    is_gray = pixels.shape[2] == 1
+    image = Image.fromarray(np.ascontiguousarray(middle[..., 0] if is_gray else middle))
+    resized = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
+    return resized[..., None] if is_gray else resized
 
 
 def decode_picture(raw: bytes, path: Path, formats: tuple[str, ...]) -> Image.Image:

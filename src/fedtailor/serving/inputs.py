@@ -227,7 +227,8 @@ def read_picture(
     """
     from fedtailor.data.own.decode import decode, from_pillow
     from fedtailor.data.own.findings import Unusable
-    from fedtailor.data.own.images import square, with_channels
+    from fedtailor.data.own.images import with_channels
+    from fedtailor.data.pictures import square
 
     name = "a picture"
     try:

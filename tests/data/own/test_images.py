@@ -9,7 +9,8 @@ from fedtailor.data.own import decode, images
 from fedtailor.data.own.decode import reading_images
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.findings import Findings, Unusable
-from fedtailor.data.own.images import Picture, read_pictures, square
+from fedtailor.data.own.images import Picture, read_pictures
+from fedtailor.data.pictures import square
 
 
 def decoded(path):

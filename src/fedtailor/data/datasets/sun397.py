@@ -17,7 +17,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Files, damaged
@@ -65,7 +64,7 @@ def load(files: Files) -> Dataset:
         [path for path, _ in train + test],
         side=_SIDE,
         formats=_FORMATS,
-        fit=_crop_and_resize,
+        crops=True,
     )
     subclasses = np.array([subclass for _, subclass in train + test], np.int64)
     return Dataset(
@@ -121,11 +120,3 @@ def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
         selection |= dict.fromkeys(only[:_CATEGORIES], label)
 
     return selection
-
-
-def _crop_and_resize(image: Image.Image) -> Image.Image:
-    side = min(image.size)
-    left = (image.width - side) // 2
-    top = (image.height - side) // 2
-    square = image.crop((left, top, left + side, top + side))
-    return square.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)

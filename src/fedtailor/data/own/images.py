@@ -19,6 +19,7 @@ from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
 from fedtailor.data.own.findings import FindingPlace, Findings, Unusable
 from fedtailor.data.own.names import counted, joined, show
+from fedtailor.data.pictures import square
 
 SUFFIXES = frozenset(".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pgm .ppm .pbm".split())
 """Endings of the names of image files, in upper or lower case."""
@@ -167,27 +168,6 @@ def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
         return np.repeat(pixels, 3, axis=2)
 
     return pixels
-
-
-def square(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Return the central square of an image, resized bilinearly to ``side`` pixels.
-
-    If the image shrinks, every pixel is a weighted mean of all pixels that it covers.
-    """
-    height, width = pixels.shape[:2]
-    if height == width == side:
-        return pixels
-
-    # Cut first: Pillow's own box would mix in pixels outside.
-    edge = min(height, width)
-    left = (width - edge) // 2
-    top = (height - edge) // 2
-    middle = pixels[top : top + edge, left : left + edge]
-
-    is_gray = pixels.shape[2] == 1
-    image = Image.fromarray(np.ascontiguousarray(middle[..., 0] if is_gray else middle))
-    resized = np.asarray(image.resize((side, side), Image.Resampling.BILINEAR))
-    return resized[..., None] if is_gray else resized
 
 
 def _decode(path: Path, place: FindingPlace) -> Decoded | None:
