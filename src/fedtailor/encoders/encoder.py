@@ -25,21 +25,14 @@ feature."""
 class Encoder(Protocol):
     """A deterministic map of raw inputs to vectors, one input independent of the others."""
 
-    @property
-    def target(self) -> str:
-        """By which :func:`fedtailor.encoders.load.load_encoder` finds it."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of weights, code and preprocessing; the same on every machine."""
-
-    @property
-    def license(self) -> str:
-        """What the encoder says of its license; empty: nothing."""
-
-    @property
-    def batch(self) -> int:
-        """Inputs of a batch."""
+    target: str
+    """By which :func:`fedtailor.encoders.load.load_encoder` finds it."""
+    digest: str
+    """SHA-256 of weights, code and preprocessing; the same on every machine."""
+    license: str
+    """What the encoder says of its license; empty: nothing."""
+    batch: int
+    """Inputs of a batch."""
 
     def run(self, stored: Tensor, white: float) -> Tensor:
         """Return the features of one batch (batch, d), float32.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -71,10 +71,6 @@ class ModuleEncoder:
 
         Modules may keep what they compute in their attributes, which two threads would mix up.
         """
-        shared = {id(tensor): tensor for tensor in _tensors(self.module)}
+        tensors = chain(self.module.parameters(), self.module.buffers())
+        shared = {id(tensor): tensor for tensor in tensors}
         return ModuleEncoder(copy.deepcopy(self.module, shared), self.target, self.digest)
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()

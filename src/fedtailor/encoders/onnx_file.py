@@ -16,8 +16,6 @@ from fedtailor.encoders.encoder import BATCH, KEY, ONNX
 
 _TYPES = {"tensor(float)": torch.float32, "tensor(uint8)": torch.uint8}
 """What a graph may take: floats from 0 to 1, or bytes as a data set stores them."""
-_PIECE = 2**24
-"""Bytes of a file that are read at once for its digest."""
 
 
 class OnnxEncoder:
@@ -99,8 +97,7 @@ def _digest_of(path: Path) -> str:
     digest = hashlib.sha256()
     for file in [path, *_files_of_weights(path)]:
         with file.open("rb") as content:
-            while piece := content.read(_PIECE):
-                digest.update(piece)
+            hashlib.file_digest(content, lambda: digest)  # which continues it
 
     return digest.hexdigest()
 
