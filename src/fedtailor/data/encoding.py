@@ -21,12 +21,10 @@ def encode_table(
 ) -> tuple[Dataset, list[str]]:
     """Return a data set with the features of all rows, and notes.
 
-    Data sets that are not tables are returned as they are.
-
     A table of numbers without empty cells keeps its array.
 
     Args:
-        dataset: the data set as it was read.
+        dataset: a table as it was read.
         clients: the examples of all clients that are not new. Medians and categories are merged
             from those of the training rows of each, as real sites would do it; see
             :mod:`fedtailor.data.column_summaries`.
@@ -36,8 +34,7 @@ def encode_table(
         DataError: there are no training rows, or no column has a value in them.
     """
     raw = dataset.raw
-    if raw is None:
-        return dataset, []
+    assert raw is not None
 
     # Without text and empty cells, the cells are the features already.
     is_plain = not any(column.texts for column in raw.columns) and not np.isnan(dataset.x).any()

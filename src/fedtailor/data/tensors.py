@@ -112,9 +112,4 @@ def model_layout(stored: Tensor) -> Tensor:
     if stored.dim() == 4:
         return stored.permute(0, 3, 1, 2)
 
-    return channels_first(stored) if stored.dim() == 3 else stored
-
-
-def channels_first(series: Tensor) -> Tensor:
-    """Return series (n, times, channels) as models take them, (n, channels, times)."""
-    return series.transpose(1, 2).contiguous()
+    return stored.transpose(1, 2).contiguous() if stored.dim() == 3 else stored

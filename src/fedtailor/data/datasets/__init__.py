@@ -8,7 +8,7 @@ only SHA-256 detects a deliberate change. Addresses and checksums are from torch
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -61,8 +61,7 @@ class KnownDataset(NamedTuple):
 
     def load(self, files: Files) -> Dataset:
         """Import the reader, and read the files."""
-        module, function = self.reader.split(":")
-        read = getattr(importlib.import_module(f"fedtailor.data.datasets.{module}"), function)
+        read = pkgutil.resolve_name(f"{__name__}.{self.reader}")
         return cast("Dataset", read(files))
 
 
@@ -159,16 +158,24 @@ _CIFAR10 = PublishedFile(
         "cifar-10-batches-py/test_batch",
     ),
 )
-_CIFAR100 = PublishedFile(
-    "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-    "cifar-100-python.tar.gz",
-    "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-    169_001_437,
-    unpack="tar",
-    unpacked=187_000_000,
-    gives=("cifar-100-python/meta", "cifar-100-python/test", "cifar-100-python/train"),
+_CIFAR100 = KnownDataset(
+    "cifar:load",
+    "60,000 color photographs of 32x32 pixels, 100 classes",
+    60_000,
+    ("cifar-100-python/*",),
+    (
+        PublishedFile(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "cifar-100-python.tar.gz",
+            "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            169_001_437,
+            unpack="tar",
+            unpacked=187_000_000,
+            gives=("cifar-100-python/meta", "cifar-100-python/test", "cifar-100-python/train"),
+        ),
+    ),
+    citation=_KRIZHEVSKY,
 )
-
 
 _EMNIST = PublishedFile(
     "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
@@ -269,21 +276,9 @@ _ROWS: Mapping[str, KnownDataset] = {
         (_CIFAR10,),
         citation=_KRIZHEVSKY,
     ),
-    "cifar100": KnownDataset(
-        "cifar:load",
-        "60,000 color photographs of 32x32 pixels, 100 classes",
-        60_000,
-        ("cifar-100-python/*",),
-        (_CIFAR100,),
-        citation=_KRIZHEVSKY,
-    ),
-    "cifar100_coarse": KnownDataset(
-        "cifar:load",
-        "CIFAR-100 with its 20 superclasses as labels and the 100 classes as subclasses",
-        60_000,
-        ("cifar-100-python/*",),
-        (_CIFAR100,),
-        citation=_KRIZHEVSKY,
+    "cifar100": _CIFAR100,
+    "cifar100_coarse": _CIFAR100._replace(
+        description="CIFAR-100 with its 20 superclasses as labels and the 100 classes as subclasses"
     ),
     "digit5": KnownDataset(
         "digit5:load",

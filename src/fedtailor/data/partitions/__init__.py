@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
+import pkgutil
 import re
 import warnings
 from collections.abc import Mapping
@@ -33,9 +33,7 @@ class PartitionEntry(NamedTuple):
 
     def load(self) -> type[Partition]:
         """Import the module and return the class."""
-        module, name = self.target.split(":")
-        partition = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-        return cast("type[Partition]", partition)
+        return cast("type[Partition]", pkgutil.resolve_name(f"{__name__}.{self.target}"))
 
 
 PARTITIONS: Mapping[str, PartitionEntry] = {
