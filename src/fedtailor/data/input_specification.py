@@ -10,21 +10,20 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from safetensors.numpy import load, save
 
 from fedtailor.core.atomic import to_json, write_whole
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import DataError, FedtailorError
+from fedtailor.core.options import Range, check_options, check_value
 from fedtailor.core.reading import damaged, read_file, read_object
 from fedtailor.data.build import DividedData
+from fedtailor.data.cell_rules import CellRules
+from fedtailor.data.columns import Columns, Decimal
 from fedtailor.data.dataset import Dataset, EncoderRecord, InputKind, Normalization
 from fedtailor.data.options import DataOptions
-
-if TYPE_CHECKING:
-    from fedtailor.data.cell_rules import CellRules
-    from fedtailor.data.columns import Columns, Decimal
 
 INPUTS_VERSION = 1
 """Of the two files."""
@@ -32,7 +31,6 @@ _JSON = "inputs.json"
 _TENSORS = "inputs.safetensors"
 _LARGEST = 2**28
 """Bytes of the file of mean and deviation."""
-_MOST_CLASSES = 100_000
 _AXES: Mapping[str, int] = {"images": 3, "series": 2, "table": 1}
 """Of one input, by kind."""
 
@@ -48,18 +46,18 @@ class InputSpecification:
     """
 
     kind: InputKind
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], Range(ge=1, le=2**31)]
     """Of one input of a model: (channels, height, width), (channels, times) or (features,)."""
     stored: Literal["uint8", "float32"]
     """The type of the training data."""
-    white: float
+    white: Annotated[float, Range(ge=1e-6, le=1e12)]
     """The stored value that becomes 1 before normalization. Pictures in files have 255."""
     mean: np.ndarray  # (1,), (channels,) or (features,), float64
     std: np.ndarray  # as mean
-    num_classes: int
+    num_classes: Annotated[int, Range(ge=1, le=100_000)]
     class_names: tuple[str, ...] = ()
     """Empty: classes are called by their numbers."""
-    image_size: int = 0
+    image_size: Annotated[int, Range(ge=0, le=1024)] = 0
     """Side of the square to which pictures are resized; 0: pictures must have the right size."""
     color: Color = "auto"
     """``data.color`` of the run."""
@@ -97,8 +95,6 @@ class InputSpecification:
         """Return the inputs of the model of one site, see ``CellRules.for_site``."""
         if self.cells is None and decimal == "auto":
             return self
-
-        from fedtailor.data.cell_rules import CellRules
 
         return replace(self, cells=(self.cells or CellRules()).for_site(name, decimal))
 
@@ -175,8 +171,6 @@ def _cell_rules(divided: DividedData) -> CellRules | None:
     if raw is None or options.decimal != "auto" or not raw.decimals:
         return options.cell_rules
 
-    from fedtailor.data.cell_rules import CellRules
-
     return CellRules(missing_values=options.missing_values, at_sites=raw.decimals)
 
 
@@ -212,7 +206,7 @@ def read_input_specification(folder: Path) -> InputSpecification:
     try:
         arrays = load(raw)
         return specification_of(record, arrays)
-    except DataError as reason:  # of the columns
+    except FedtailorError as reason:
         raise damaged(path, reason.message.rstrip(".")) from reason
     except Exception as reason:  # damaged content raises half a dozen kinds
         raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
@@ -224,19 +218,15 @@ def specification_of(
     """Return the specification of a record of ``to_record``, and of mean and deviation.
 
     Raises:
-        ValueError: something in it is not as it must be. Other exceptions of wrong types are
+        ConfigError: something in it is not as it must be. Other exceptions of wrong types are
             possible.
     """
     columns = record["columns"]
     if columns is not None:
-        from fedtailor.data.columns import Columns
-
         columns = Columns.from_record(columns)
 
     cells = record.get("cells")
     if cells is not None:
-        from fedtailor.data.cell_rules import CellRules
-
         cells = CellRules.from_record(cells)
 
     encoder = record.get("encoder")
@@ -244,31 +234,31 @@ def specification_of(
         encoder = encoder_of(encoder)
 
     inputs = InputSpecification(
-        kind=_one_of(record["kind"], get_args(InputKind)),
-        shape=tuple(_whole(size, 2**31) for size in record["shape"]),
-        stored=_one_of(record["stored"], ("uint8", "float32")),
-        white=_number(record["white"]),
+        kind=record["kind"],
+        shape=tuple(record["shape"]),
+        stored=record["stored"],
+        white=record["white"],
         mean=np.asarray(arrays["mean"], dtype=np.float64),
         std=np.asarray(arrays["std"], dtype=np.float64),
-        num_classes=_whole(record["num_classes"], _MOST_CLASSES),
-        class_names=tuple(_text(name) for name in record["class_names"]),
-        image_size=_whole(record["image_size"], 1024, least=0),
-        color=_one_of(record["color"], get_args(Color)),
-        dataset=_text(record["dataset"]),
+        num_classes=record["num_classes"],
+        class_names=tuple(record["class_names"]),
+        image_size=record["image_size"],
+        color=record["color"],
+        dataset=record["dataset"],
         columns=columns,
         cells=cells,
         l2=bool(record.get("l2")),
         encoder=encoder,
     )
 
+    check_options(inputs, owner="inputs")
     _check_shapes(inputs)
     are_finite = np.isfinite(inputs.mean).all() and np.isfinite(inputs.std).all()
     if not are_finite or inputs.std.min() <= 0:
         raise ValueError("a mean or deviation is not finite, or a deviation is not positive")
 
-    has_other_names = inputs.class_names and len(inputs.class_names) != inputs.num_classes
-    if not 1e-6 <= inputs.white <= 1e12 or has_other_names:
-        raise ValueError("white, or the number of class names, is impossible")
+    if inputs.class_names and len(inputs.class_names) != inputs.num_classes:
+        raise ValueError("the number of class names is impossible")
 
     return inputs
 
@@ -279,9 +269,8 @@ def encoder_of(record: Mapping[str, Any]) -> EncoderRecord:
     Raises:
         Exception: of many kinds, if the record is not one that was made here.
     """
-    target = _text(record["target"])
-    digest = _text(record["digest"])
-    encoder = EncoderRecord(target, digest, _text(record["license"]), dict(record["inputs"]))
+    texts = [check_value(record[name], str, key=name) for name in ("target", "digest", "license")]
+    encoder = EncoderRecord(*texts, inputs=dict(record["inputs"]))
     raw_inputs_of(encoder)
     return encoder
 
@@ -302,27 +291,3 @@ def _check_shapes(inputs: InputSpecification) -> None:
     std = inputs.std.shape
     if mean != std or mean not in ((1,), (channels,)):
         raise ValueError(f"{mean} means and {std} deviations for {channels} channels")
-
-
-def _one_of(value: Any, allowed: tuple[Any, ...]) -> Any:
-    if value not in allowed:
-        raise ValueError(f"{value!r:.40} is none of {', '.join(allowed)}")
-    return value
-
-
-def _whole(value: Any, most: int, *, least: int = 1) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{value!r:.40} is not a whole number from {least} to {most}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r:.40} is not a number")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is not text")
-    return value
