@@ -170,15 +170,14 @@ def summarize(x: np.ndarray, raw: RawTable, positions: np.ndarray) -> ColumnSumm
     columns = []
     facts = zip(raw.columns, counts.tolist(), medians.tolist(), strict=True)
     for index, ((name, texts), count, median) in enumerate(facts):
+        categories = None
         if texts:
             codes = x[positions, index]
             present = np.unique(codes[~np.isnan(codes)]).astype(np.int64)
             categories = tuple(sorted({texts[code] for code in present}))
-            column = ColumnSummary(name, count, count < len(positions), categories=categories)
-        else:
-            column = ColumnSummary(name, count, count < len(positions), median)
+            median = 0.0
 
-        columns.append(column)
+        columns.append(ColumnSummary(name, count, count < len(positions), median, categories))
 
     return ColumnSummaries(tuple(columns), raw.unused)
 

@@ -7,15 +7,12 @@ import json
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import DataError
-
-if TYPE_CHECKING:
-    from fedtailor.data.columns import Columns, RawTable
-
+from fedtailor.data.columns import Columns, RawTable
 
 InputKind = Literal["images", "series", "table"]
 """What examples are: pictures, series over time, or rows of features."""

@@ -297,19 +297,15 @@ _NORMAL_SCORES = np.linspace(-2.5, 2.5, 21)
 """Of the knots of ``quantile``; beyond the last ones, where 0.6 % of all values are, it is flat."""
 
 
-def num_bins(count: int) -> int:
-    """Return the number of bins of a column from its number of values.
+def bin_levels(count: int) -> np.ndarray:
+    """Return the shares at the ends of the bins of a column with so many values.
 
     Example:
-        >>> num_bins(300), num_bins(5000)
-        (4, 8)
+        >>> bin_levels(300).tolist(), len(bin_levels(5000))
+        ([0.0, 0.25, 0.5, 0.75, 1.0], 9)
     """
-    return 4 if count < _FEW_VALUES else 8
-
-
-def bin_levels(count: int) -> np.ndarray:
-    """Return the shares at the ends of the bins of a column with so many values."""
-    return np.linspace(0.0, 1.0, num_bins(count) + 1)
+    bins = 4 if count < _FEW_VALUES else 8
+    return np.linspace(0.0, 1.0, bins + 1)
 
 
 def score_levels(count: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fedtailor.data.columns import MAX_CATEGORIES, Decimal
 from fedtailor.data.own.findings import FindingPlace
@@ -241,6 +242,11 @@ class Cells:
     def text_at(self) -> At | None:
         """The first row whose cell is text, and how many are; None if all are numbers or empty."""
         return self._text_at if self._numbers is not None else self._at(self._texts.words)
+
+    def look_up(self, value_of: Callable[[str], float], kind: DTypeLike) -> np.ndarray:
+        """Return what a function says of the text of every cell (rows,); as :attr:`codes`."""
+        values = np.array([value_of(text) for text in self._texts], dtype=kind)
+        return np.asarray(values[self.codes])
 
     def at(self, is_wrong: Callable[[str], bool]) -> At | None:
         """Return the first row with such a text, and how many have one; None if there is none."""

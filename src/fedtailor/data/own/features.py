@@ -106,12 +106,11 @@ class _Feature:
         position: dict[str, float] = {text: code for code, text in enumerate(self.categories)}
         # An empty cell is NaN, as in a column of numbers.
         position[""] = float("nan")
-        parts = []
-        for cells in self.cells:
-            codes = [position[category_in(text)] for text in cells.texts]
-            parts.append(np.array(codes, dtype=np.float32)[cells.codes])
 
-        return np.concatenate(parts)
+        def code_of(text: str) -> float:
+            return position[category_in(text)]
+
+        return np.concatenate([cells.look_up(code_of, np.float32) for cells in self.cells])
 
 
 def collect_features(

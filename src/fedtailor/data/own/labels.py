@@ -88,11 +88,8 @@ def name_classes(
 
     # Labels become numbers of their classes, table by table.
     position = {name: code for code, name in enumerate(class_names)}
-    y = []
-    for cells in columns:
-        codes = np.array([position[class_of[text]] for text in cells.texts], dtype=np.int64)
-        y.append(codes[cells.codes])
-
+    codes = {text: position[name] for text, name in class_of.items()}
+    y = [cells.look_up(codes.__getitem__, np.int64) for cells in columns]
     return tuple(class_names), np.concatenate(y)
 
 

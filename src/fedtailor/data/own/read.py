@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,11 +16,9 @@ from fedtailor.data.own.examples import Examples, groups_of_paths, one_source
 from fedtailor.data.own.findings import FindingPlace, Findings, OwnData
 from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import FolderLayout, recognize
+from fedtailor.data.own.like import TrainingTables
 from fedtailor.data.own.names import listed, safe_name
 from fedtailor.data.own.sites import cross_check
-
-if TYPE_CHECKING:
-    from fedtailor.data.own.like import TrainingTables
 
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""

@@ -101,8 +101,7 @@ class _SiteTable:
             return np.zeros(len(self.table.lines), dtype=bool)
 
         cells = self.table.columns[self.split]
-        is_test = np.array([text.lower() == "test" for text in cells.texts])
-        return np.asarray(is_test[cells.codes])
+        return cells.look_up(lambda text: text.lower() == "test", bool)
 
 
 def read_tables(
@@ -442,12 +441,11 @@ def _similar(name: str, others: Sequence[str]) -> str:
 def _number_groups(tables: Sequence[Table], name: str, findings: Findings) -> np.ndarray:
     """Return the number of the group of every row (rows,)."""
     numbers: dict[str, int] = {}
-    parts = []
-    for table in tables:
-        cells = table.columns[name]
-        codes = [numbers.setdefault(text, len(numbers)) for text in cells.texts]
-        parts.append(np.array(codes)[cells.codes])
 
+    def number_of(text: str) -> int:
+        return numbers.setdefault(text, len(numbers))
+
+    parts = [table.columns[name].look_up(number_of, np.int64) for table in tables]
     note_groups(len(numbers), findings)
     return np.concatenate(parts)
 
