@@ -9,7 +9,7 @@ FedLDA experiments. The usual layer has a scale and a shift per channel: 9,600 p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,19 +40,20 @@ class ResidualBlock(NamedTuple):
         return self.stride != 1 or self.inputs != self.channels
 
 
-def _blocks() -> tuple[ResidualBlock, ...]:
-    blocks = []
-    inputs = STEM_CHANNELS
-    for stage, channels in enumerate(STAGE_CHANNELS, start=1):
+def blocks_of(
+    name: str, stem_channels: int, stage_channels: Sequence[int]
+) -> Iterator[ResidualBlock]:
+    """Yield the blocks of a network; its name has places for the numbers of stage and block."""
+    inputs = stem_channels
+    for stage, channels in enumerate(stage_channels, start=1):
         for number in range(1, BLOCKS_PER_STAGE + 1):
             # Every stage but the first halves height and width.
             stride = 2 if stage > 1 and number == 1 else 1
-            blocks.append(ResidualBlock(f"stage{stage}.block{number}", inputs, channels, stride))
+            yield ResidualBlock(name.format(stage, number), inputs, channels, stride)
             inputs = channels
-    return tuple(blocks)
 
 
-BLOCKS = _blocks()
+BLOCKS = tuple(blocks_of("stage{}.block{}", STEM_CHANNELS, STAGE_CHANNELS))
 
 
 def group_norm(params: Params, name: str, x: Tensor) -> Tensor:

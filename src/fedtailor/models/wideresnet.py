@@ -17,25 +17,26 @@ from fedtailor.core.options import check_value
 from fedtailor.models.module import from_module
 from fedtailor.models.module_model import ModuleModel
 from fedtailor.models.networks import Shape, check_images
+from fedtailor.models.resnet import ResidualBlock, blocks_of
 
 Norm = Literal["group", "batch"]
 
 STEM_CHANNELS = 16
 STAGE_CHANNELS = (32, 64, 128)
-BLOCKS_PER_STAGE = 2
 LARGEST_NUMBER_OF_GROUPS = 8
 
 
 class WideBlock(nn.Module):
     """Normalization, ReLU and convolution, twice; added to the input or its projection."""
 
-    def __init__(self, inputs: int, channels: int, stride: int, norm: Norm) -> None:
+    def __init__(self, block: ResidualBlock, norm: Norm) -> None:
         super().__init__()
+        _, inputs, channels, stride = block
         self.norm1 = norm_layer(norm, inputs)
         self.conv1 = nn.Conv2d(inputs, channels, 3, stride, padding=1, bias=False)
         self.norm2 = norm_layer(norm, channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        projects = stride != 1 or inputs != channels
+        projects = block.projects
         self.shortcut = nn.Conv2d(inputs, channels, 1, stride, bias=False) if projects else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,18 +56,11 @@ class WideResNet(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(input_shape[0], STEM_CHANNELS, 3, padding=1, bias=False)
         self.blocks = nn.Sequential()
-        inputs = STEM_CHANNELS
-        for stage, channels in enumerate(STAGE_CHANNELS, start=1):
-            for number in range(1, BLOCKS_PER_STAGE + 1):
-                # Every stage but the first halves height and width.
-                stride = 2 if stage > 1 and number == 1 else 1
-                self.blocks.add_module(
-                    f"stage{stage}_block{number}", WideBlock(inputs, channels, stride, norm)
-                )
-                inputs = channels
+        for block in blocks_of("stage{}_block{}", STEM_CHANNELS, STAGE_CHANNELS):
+            self.blocks.add_module(block.name, WideBlock(block, norm))
 
-        self.norm = norm_layer(norm, inputs)
-        self.head = nn.Linear(inputs, num_classes)
+        self.norm = norm_layer(norm, STAGE_CHANNELS[-1])
+        self.head = nn.Linear(STAGE_CHANNELS[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, classes)."""
