@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -24,7 +23,7 @@ from fedtailor.core.folders import whole_folder
 from fedtailor.core.reading import open_regular, read_object
 from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.dataset import Dataset, EncoderRecord, Normalization
-from fedtailor.data.files import cache_folder, matching_files
+from fedtailor.data.files import cache_entry, matching_files
 
 CACHE_VERSION = 6
 """Increased when the form of an entry changes."""
@@ -74,9 +73,8 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
     if not signature:
         return build()
 
-    # The name is for people; the whole signature is compared when an entry is read.
-    stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80]
-    folder = _folder() / f"{stem}-{signature[:16]}"
+    # The whole signature is compared when an entry is read.
+    folder = cache_entry("decoded", name, signature)
     dataset = _read(folder, signature)
     if dataset is not None:
         return dataset
@@ -86,6 +84,7 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
         _write(folder, signature, dataset)
 
         # Older entries are of no use; processes that have mapped them keep them until they end.
+        stem = folder.name.rpartition("-")[0]
         for other in folder.parent.glob(f"{stem}-*"):
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
@@ -95,10 +94,6 @@ def cached(signature: str, build: Callable[[], Dataset], *, name: str) -> Datase
         return dataclasses.replace(dataset, notes=(*dataset.notes, note))
 
     return dataset
-
-
-def _folder() -> Path:
-    return cache_folder() / "decoded"
 
 
 def _read(folder: Path, signature: str) -> Dataset | None:

@@ -18,8 +18,8 @@ from fedtailor.core.engine import one_thread, physical_cores
 from fedtailor.core.errors import ConfigError
 from fedtailor.data.build import DividedData
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord
-from fedtailor.data.feature_cache import FeatureCache, folder_of, key_of
-from fedtailor.data.files import EMBEDDING, Report, to_nobody
+from fedtailor.data.feature_cache import FeatureCache, key_of
+from fedtailor.data.files import EMBEDDING, Report, cache_entry, to_nobody
 from fedtailor.data.input_specification import InputSpecification, input_specification
 from fedtailor.data.tensors import model_layout
 from fedtailor.encoders.encoder import KEY, Encoder, check_encoder, run_batch
@@ -93,7 +93,7 @@ def embed_rows(
     """
     notes = []
     key = key_of(encoder.digest, dataset.digest, dataset.white)
-    folder = folder_of(dataset.name, key)
+    folder = cache_entry("embedded", dataset.name, key)
     cache = FeatureCache.open(folder, key, len(dataset.y))
     with one_thread():
         if cache is None:
@@ -116,7 +116,7 @@ def embed_rows(
             done += count
             report(EMBEDDING, done, len(missing))
 
-    return cache.features(), notes
+    return cache.features, notes
 
 
 def _new_cache(folder: Path, key: str, rows: int, dimension: int, notes: list[str]) -> FeatureCache:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy as np
 from fedtailor.core.atomic import to_json, writing
 from fedtailor.core.folders import whole_folder
 from fedtailor.core.reading import read_object
-from fedtailor.data.files import cache_folder
 
 CACHE_VERSION = 1
 """Increased when the form of an entry changes."""
@@ -39,13 +37,14 @@ class FeatureCache:
         self.folder = folder
         self.dimension = dimension
         if folder is None:
-            self._features = np.zeros((rows, dimension), np.float32)
+            self.features = np.zeros((rows, dimension), np.float32)
+            """Of all rows (rows, d); those that are not there are 0."""
             self._marks = np.zeros((rows, _MARK), np.uint8)
             return
 
         # Copy-on-write: the files change by `write` only, which errors of the disk cannot kill.
         shape = (rows, dimension)
-        self._features = np.memmap(folder / _FEATURES, np.float32, mode="c", shape=shape)
+        self.features = np.memmap(folder / _FEATURES, np.float32, mode="c", shape=shape)
         self._marks = np.memmap(folder / _MARKS, np.uint8, mode="c", shape=(rows, _MARK))
 
     @classmethod
@@ -53,7 +52,7 @@ class FeatureCache:
         """Return an entry of the cache; None if there is none that fits.
 
         Args:
-            folder: of the entry, see :func:`folder_of`.
+            folder: of the entry, see :func:`fedtailor.data.files.cache_entry`.
             key: says which features these are, see :func:`key_of`.
             rows: examples of the data set.
         """
@@ -98,7 +97,7 @@ class FeatureCache:
         damaged = 0
         for row in rows.tolist():
             mark = self._marks[row].tobytes()
-            if mark != _mark_of(self._features[row]):
+            if mark != _mark_of(self.features[row]):
                 missing.append(row)
                 damaged += any(mark)
 
@@ -111,7 +110,7 @@ class FeatureCache:
             RunError: the disk is full, or has another problem.
         """
         if self.folder is None:
-            self._features[rows] = features
+            self.features[rows] = features
             return
 
         marks = np.stack([np.frombuffer(_mark_of(vector), np.uint8) for vector in features])
@@ -124,20 +123,10 @@ class FeatureCache:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def features(self) -> np.ndarray:
-        """Return all features (rows, d), float32; those that are not there are 0."""
-        return self._features
-
 
 def key_of(*facts: str | float) -> str:
     """Return the SHA-256 of what decides the features: those of the encoder and of the data."""
     return hashlib.sha256(to_json([CACHE_VERSION, *facts]).encode()).hexdigest()
-
-
-def folder_of(name: str, key: str) -> Path:
-    """Return the folder of the features of a data set with a name, which is for people."""
-    stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80]
-    return cache_folder() / "embedded" / f"{stem}-{key[:16]}"
 
 
 def _meta(key: str, rows: int, dimension: int) -> dict[str, object]:

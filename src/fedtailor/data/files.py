@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
@@ -36,6 +37,12 @@ def data_folder(folder: str | Path = "") -> Path:
 def cache_folder() -> Path:
     """Return the folder of decoded data: ``FEDTAILOR_CACHE`` or ``~/.cache/fedtailor``."""
     return Path(os.environ.get("FEDTAILOR_CACHE", "") or "~/.cache/fedtailor").expanduser()
+
+
+def cache_entry(kind: str, name: str, key: str) -> Path:
+    """Return the folder of an entry of a cache; its name is for people, and its key decides."""
+    stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80]
+    return cache_folder() / kind / f"{stem}-{key[:16]}"
 
 
 class Files:

@@ -269,8 +269,9 @@ def encoder_of(record: Mapping[str, Any]) -> EncoderRecord:
     Raises:
         Exception: of many kinds, if the record is not one that was made here.
     """
-    texts = [check_value(record[name], str, key=name) for name in ("target", "digest", "license")]
-    encoder = EncoderRecord(*texts, inputs=dict(record["inputs"]))
+    names = ("target", "digest", "license")
+    texts = {name: check_value(record[name], str, key=name) for name in names}
+    encoder = EncoderRecord(**texts, inputs=dict(record["inputs"]))
     raw_inputs_of(encoder)
     return encoder
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from fedtailor.core.errors import ConfigError, did_you_mean
-from fedtailor.models.substitutes import is_batch_norm, substitute
+from fedtailor.models.substitutes import BATCH_NORMS, substitute
 
 
 class Owned(NamedTuple):
@@ -38,7 +38,7 @@ def owned_tensors(module: nn.Module) -> dict[str, Owned]:
         tensors: dict[str, Tensor] = {
             name: tensor for name, tensor in parameters if tensor.requires_grad
         }
-        if is_batch_norm(layer):
+        if type(layer) in BATCH_NORMS:
             tensors.update(layer.named_buffers(recurse=False))
 
         # Identity counts, not equality: two layers may share one tensor.

@@ -197,8 +197,3 @@ def substitute(name: str, layer: nn.Module) -> nn.Module | None:
 
     assert isinstance(layer, (nn.Dropout, *CHANNEL_DROPOUTS))
     return KeyedDropout(name, layer.p, channels=isinstance(layer, CHANNEL_DROPOUTS))
-
-
-def is_batch_norm(layer: nn.Module) -> bool:
-    """Return whether a layer is replaced by :class:`WeightedBatchNorm`."""
-    return type(layer) in BATCH_NORMS

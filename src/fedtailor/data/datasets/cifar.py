@@ -23,14 +23,14 @@ from fedtailor.data.files import Files, check_count, damaged
 
 _PIXELS = 3 * 32 * 32
 _NAMES = {
-    "labels": "airplane automobile bird cat deer dog frog horse ship truck",
+    "labels": "airplane automobile bird cat deer dog frog horse ship truck".split(),
     "coarse_labels": """
         aquatic_mammals fish flowers food_containers fruit_and_vegetables
         household_electrical_devices household_furniture insects large_carnivores
         large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_herbivores
         medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1
         vehicles_2
-        """,
+        """.split(),
     "fine_labels": """
         apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
         butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
@@ -40,7 +40,7 @@ _NAMES = {
         plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
         skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
         television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
-        """,
+        """.split(),
 }
 """Names of classes by the kind of labels, which is its key in a pickle."""
 
@@ -89,22 +89,18 @@ def load(files: Files) -> Dataset:
         planes = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         images.append(planes)
         for kind, column in columns.items():
-            column.append(check_labels(labels[kind], len(_names(kind)), where=str(path)))
+            column.append(check_labels(labels[kind], len(_NAMES[kind]), where=str(path)))
             check_count(path, column[-1], pixels)
 
     parts = list(map(Part, images, columns[kinds[0]]))
-    dataset = join_parts(files, parts, _names(kinds[0]))
+    dataset = join_parts(files, parts, _NAMES[kinds[0]])
     if not is_coarse:
         return dataset
 
     subclasses = np.concatenate(columns["fine_labels"])
-    names = _names("fine_labels")
+    names = _NAMES["fine_labels"]
     _check_nested(subclasses, names, dataset)
-    return dataclasses.replace(dataset, subclasses=subclasses, subclass_names=names)
-
-
-def _names(kind: str) -> tuple[str, ...]:
-    return tuple(_NAMES[kind].split())
+    return dataclasses.replace(dataset, subclasses=subclasses, subclass_names=tuple(names))
 
 
 def _check_nested(subclasses: np.ndarray, names: Sequence[str], dataset: Dataset) -> None:

@@ -37,18 +37,16 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def is_formula(text: str) -> bool:
-    """Return whether a spreadsheet would take a text for a formula; numbers are none."""
-    return text.startswith(_FORMULA) and not re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
-
-
 def inert(text: str) -> str:
     """Put an apostrophe before a formula, so that a spreadsheet shows the cell as text.
+
+    Numbers are no formulas.
 
     >>> inert("=1+1"), inert("-0.5"), inert("ditto")
     ("'=1+1", '-0.5', 'ditto')
     """
-    return f"'{text}" if is_formula(text) else text
+    is_number = re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
+    return f"'{text}" if text.startswith(_FORMULA) and not is_number else text
 
 
 def show(value: object) -> str:
