@@ -224,17 +224,15 @@ def check_labels(labels: np.ndarray, num_classes: int, *, where: str) -> np.ndar
         DataError: a label is out of range; the message names ``where`` (a file) and the first such
             label and its row.
     """
-    got = ""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         got = f"type {labels.dtype} of shape {labels.shape}"
     else:
         wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-        if len(wrong):
-            got = f"{labels[wrong[0]]} at row {wrong[0]}"
+        if not len(wrong):
+            return labels.astype(np.int64)
 
-    if got:
-        allowed = f"whole numbers from 0 to {num_classes - 1}"
-        message = f"labels of {where} must be {allowed}, got {got}."
-        raise DataError(message, path=where, allowed=allowed, got=got)
+        got = f"{labels[wrong[0]]} at row {wrong[0]}"
 
-    return labels.astype(np.int64)
+    allowed = f"whole numbers from 0 to {num_classes - 1}"
+    message = f"labels of {where} must be {allowed}, got {got}."
+    raise DataError(message, path=where, allowed=allowed, got=got)

@@ -187,10 +187,7 @@ def default_model(input_shape: tuple[int, ...], *, frozen: bool = False) -> str:
     if len(input_shape) == 2:
         return "series_cnn"
 
-    if len(input_shape) != 3:
-        return "mlp"
-
-    smaller_side = min(input_shape[1:])
+    smaller_side = min(input_shape[1:]) if len(input_shape) == 3 else 0
     if smaller_side >= 32:
         return "cifar_cnn"
     if smaller_side >= 12:
