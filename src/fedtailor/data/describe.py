@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from fedtailor.data.division import Division
 from fedtailor.data.own.findings import Findings, OwnData
 from fedtailor.data.own.kinds import KINDS, Severity
-
-_SEVERITIES: tuple[Severity, ...] = ("error", "skipped", "warning")
 
 
 def describe_division(division: Division, split: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +73,7 @@ def _groups(findings: Findings) -> list[dict[str, Any]]:
     Problems beyond the limit of the findings are only counted.
     """
     groups = []
-    for severity in _SEVERITIES:
+    for severity in get_args(Severity):
         for kind, entry in KINDS.items():
             if (severity, kind) not in findings.counts:
                 continue

@@ -7,10 +7,10 @@ model can be used where the training data are not.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -34,6 +34,7 @@ _LARGEST = 2**28
 _AXES: Mapping[str, int] = {"images": 3, "series": 2, "table": 1}
 """Of one input, by kind."""
 
+T = TypeVar("T")
 Color = Literal["auto", "gray", "rgb"]
 
 
@@ -221,18 +222,6 @@ def specification_of(
         ConfigError: something in it is not as it must be. Other exceptions of wrong types are
             possible.
     """
-    columns = record["columns"]
-    if columns is not None:
-        columns = Columns.from_record(columns)
-
-    cells = record.get("cells")
-    if cells is not None:
-        cells = CellRules.from_record(cells)
-
-    encoder = record.get("encoder")
-    if encoder is not None:
-        encoder = encoder_of(encoder)
-
     inputs = InputSpecification(
         kind=record["kind"],
         shape=tuple(record["shape"]),
@@ -245,10 +234,10 @@ def specification_of(
         image_size=record["image_size"],
         color=record["color"],
         dataset=record["dataset"],
-        columns=columns,
-        cells=cells,
+        columns=_read(Columns.from_record, record["columns"]),
+        cells=_read(CellRules.from_record, record.get("cells")),
         l2=bool(record.get("l2")),
-        encoder=encoder,
+        encoder=_read(encoder_of, record.get("encoder")),
     )
 
     check_options(inputs, owner="inputs")
@@ -261,6 +250,10 @@ def specification_of(
         raise ValueError("the number of class names is impossible")
 
     return inputs
+
+
+def _read(reader: Callable[[Any], T], record: Any) -> T | None:
+    return None if record is None else reader(record)
 
 
 def encoder_of(record: Mapping[str, Any]) -> EncoderRecord:
