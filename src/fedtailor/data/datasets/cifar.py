@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset, check_labels
-from fedtailor.data.datasets.parts import Part, join_parts
+from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import Files, check_count, damaged
 
 _PIXELS = 3 * 32 * 32
@@ -92,7 +92,7 @@ def load(files: Files) -> Dataset:
             column.append(check_labels(labels[kind], len(_NAMES[kind]), where=str(path)))
             check_count(path, column[-1], pixels)
 
-    parts = list(map(Part, images, columns[kinds[0]]))
+    parts = list(map(ImagePart, images, columns[kinds[0]]))
     dataset = join_parts(files, parts, _NAMES[kinds[0]])
     if not is_coarse:
         return dataset

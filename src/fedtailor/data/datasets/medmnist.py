@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.data.dataset import Dataset, check_labels
-from fedtailor.data.datasets.parts import Part, join_parts
+from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.npz import read_archive
@@ -106,7 +106,7 @@ def load(files: Files) -> Dataset:
         images = _images(path, f"{part}_images", arrays, channels)
         labels = _labels(path, f"{part}_labels", arrays, len(classes))
         check_count(path, labels, images)
-        parts.append(Part(images, labels))
+        parts.append(ImagePart(images, labels))
 
     return join_parts(files, parts, classes)
 

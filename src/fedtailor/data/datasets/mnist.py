@@ -23,7 +23,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from fedtailor.data.dataset import Dataset, Normalization
-from fedtailor.data.datasets.parts import Part, join_parts
+from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
 
 _CLOTHES = (
@@ -98,7 +98,7 @@ def load_letters10(files: Files) -> Dataset:
         is_first = labels < _LETTERS10
         if not is_first.any():
             raise damaged(files.folder / "EMNIST", "one of the letters A to J", "none")
-        parts.append(Part(images[is_first], labels[is_first]))
+        parts.append(ImagePart(images[is_first], labels[is_first]))
 
     # From the counts of the 256 values, so that sums are exact.
     counts = np.bincount(parts[0].images.reshape(-1), minlength=256)
@@ -114,7 +114,7 @@ def load_letters10(files: Files) -> Dataset:
     )
 
 
-def _read_split(files: Files, split: str) -> list[Part]:
+def _read_split(files: Files, split: str) -> list[ImagePart]:
     """Return both parts of a split of EMNIST, whose images are transposed."""
     parts = []
     for part in ("train", "test"):
@@ -126,7 +126,9 @@ def _read_split(files: Files, split: str) -> list[Part]:
     return parts
 
 
-def _read_part(files: Files, paths: Sequence[str], num_classes: int, *, first: int = 0) -> Part:
+def _read_part(
+    files: Files, paths: Sequence[str], num_classes: int, *, first: int = 0
+) -> ImagePart:
     """Return images, and labels counted from the ``first`` of the file.
 
     Places have ``{}`` where the name of a file says what it holds.
@@ -143,7 +145,7 @@ def _read_part(files: Files, paths: Sequence[str], num_classes: int, *, first: i
         allowed = f"labels from {first} to {first + num_classes - 1}"
         raise damaged(path, allowed, f"{numbers[wrong[0]]} at row {wrong[0]}")
 
-    return Part(images[..., None], labels)
+    return ImagePart(images[..., None], labels)
 
 
 def _read_idx(files: Files, paths: Sequence[str], axes: int) -> tuple[np.ndarray, Path]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.data.dataset import Dataset, check_labels
-from fedtailor.data.datasets.parts import Part, join_parts
+from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import Files, check_count, damaged
 from fedtailor.data.pictures import read_pictures
 
@@ -38,7 +38,7 @@ def load(files: Files) -> Dataset:
     return dataclasses.replace(dataset, tested_on="synthetic" if is_release else "original")
 
 
-def _read_arrays(files: Files, part: str) -> Part:
+def _read_arrays(files: Files, part: str) -> ImagePart:
     """Return images (rows, 32, 32, 3) and labels (rows,) from two NumPy files."""
     release = f"MNIST-M/mnist_m_{part}_labels.txt"
     path = files.find(f"MNIST-M/{part}_images.npy", release)
@@ -49,7 +49,7 @@ def _read_arrays(files: Files, part: str) -> Part:
     path = files.find(f"MNIST-M/{part}_labels.npy", release)
     labels = check_labels(_read_npy(files, path), 10, where=str(path))
     check_count(path, labels, images)
-    return Part(images, labels)
+    return ImagePart(images, labels)
 
 
 def _read_npy(files: Files, path: Path) -> np.ndarray:
@@ -62,7 +62,7 @@ def _read_npy(files: Files, path: Path) -> np.ndarray:
         raise damaged(path, allowed, error) from error
 
 
-def _read_pictures(files: Files, part: str) -> Part:
+def _read_pictures(files: Files, part: str) -> ImagePart:
     """Return images (rows, 32, 32, 3) and labels (rows,) of the original release."""
     path = files.find(f"MNIST-M/mnist_m_{part}_labels.txt")
     labels: dict[str, int] = {}
@@ -80,4 +80,4 @@ def _read_pictures(files: Files, part: str) -> Part:
     paths = [files.folder / folder / name for name in labels]
     images, digest = read_pictures(files, paths, side=_SIDE, formats=("PNG",))
     files.sources[f"{folder}/*.png"] = digest
-    return Part(images, np.array(list(labels.values()), np.int64))
+    return ImagePart(images, np.array(list(labels.values()), np.int64))

@@ -11,14 +11,14 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Files
 
 
-class Part(NamedTuple):
+class ImagePart(NamedTuple):
     """The training or the test part, or one of its files."""
 
     images: np.ndarray  # (rows, height, width, channels), uint8
     labels: np.ndarray  # (rows,), int64
 
 
-def join_parts(files: Files, parts: Sequence[Part], class_names: Iterable[str]) -> Dataset:
+def join_parts(files: Files, parts: Sequence[ImagePart], class_names: Iterable[str]) -> Dataset:
     """Return the data set of some parts, of which the last one is the test part."""
     names = tuple(class_names)
     y = np.concatenate([part.labels for part in parts])

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.io import loadmat
 
 from fedtailor.data.dataset import Dataset, check_labels
-from fedtailor.data.datasets.parts import Part, join_parts
+from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import Files, check_count, damaged
 
 _PATHS = {"svhn": "SVHN/{}_32x32.mat", "syn_digits": "SynthDigits/synth_{}_32x32.mat"}
@@ -36,7 +36,7 @@ def load(files: Files) -> Dataset:
     return join_parts(files, parts, string.digits)
 
 
-def _read(path: Path) -> Part:
+def _read(path: Path) -> ImagePart:
     """Return images (rows, 32, 32, 3), a view that is not contiguous, and digits (rows,)."""
     try:
         variables = loadmat(str(path), variable_names=("X", "y"))
@@ -52,4 +52,4 @@ def _read(path: Path) -> Part:
     check_count(path, labels, images)
     if not np.isin(labels, np.arange(11)).all():  # they may be stored in floating point
         raise damaged(path, "labels as whole numbers from 0 to 10", "another number")
-    return Part(images, check_labels(labels.astype(np.int64), 11, where=str(path)) % 10)
+    return ImagePart(images, check_labels(labels.astype(np.int64), 11, where=str(path)) % 10)

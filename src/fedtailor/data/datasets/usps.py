@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.datasets import load_svmlight_file
 
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.datasets.parts import Part, join_parts
+from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import Files, damaged
 
 _MAX_TEXT = 64 * 2**20
@@ -35,7 +35,7 @@ def load(files: Files) -> Dataset:
         path = files.find(f"USPS/{name}")
         values, numbers = _read(files.read(path), path)
         images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16, 1)
-        parts.append(Part(images, numbers.astype(np.int64) - 1))
+        parts.append(ImagePart(images, numbers.astype(np.int64) - 1))
 
     return join_parts(files, parts, string.digits)
 
