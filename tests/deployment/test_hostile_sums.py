@@ -21,7 +21,12 @@ from fedtailor.deployment.site_masks import SiteMasks
 from fedtailor.experiment.reader import read_run
 from fedtailor.privacy.masks.keys import read_bundles, write_bundles
 from fedtailor.privacy.masks.primitives import digest_of
-from fedtailor.privacy.masks.session import LONGEST_SIGNATURE, write_cohort
+from fedtailor.privacy.masks.session import (
+    LONGEST_SIGNATURE,
+    SumRequest,
+    digest_of_download,
+    write_cohort,
+)
 from hostile import Tolerant
 from sites import (
     VALUES,
@@ -229,8 +234,9 @@ class Sums:
     def sum_of(self, vectors, change, again=False):
         """Return the sum of a round, and who is in it; ``change`` changes a vector in masks."""
         self.round += not again
-        layout = digest_of("layout")
-        asked = self.server.request("train", self.round, 0, layout, b"model")
+        plan = bytes.fromhex(self.plan.digest)
+        about = (digest_of("layout"), digest_of_download(b"model"))
+        asked = SumRequest("train", self.round, 0, plan, *about)
         masked = self.server.draw(asked, range(4), len(vectors[0]))
         for number in sorted(masked.asked):
             raw = self.masks[number].mask(asked, masked.blobs, vectors[number])

@@ -14,6 +14,7 @@ import numpy as np
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.limits import LARGEST_ROUND, MOST_ATTEMPTS, MOST_SITES
 from fedtailor.deployment.mask_kinds import CLASSES, SUMS
+from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.wire import whole, wrong
 from fedtailor.privacy.masks.keys import SEALED_BYTES, Channel
 from fedtailor.privacy.masks.primitives import (
@@ -29,8 +30,8 @@ from fedtailor.privacy.masks.session import (
     Session,
     SumMember,
     SumRequest,
+    digest_of_download,
     read_cohort,
-    write_cohort,
 )
 from fedtailor.privacy.masks.shares import SHARE_BYTES
 
@@ -61,12 +62,12 @@ def sum_head(request: SumRequest, survivors: frozenset[int]) -> dict[str, Any]:
     }
 
 
-def read_sum(message: Envelope, plan: bytes, session: Session) -> AboutSum:
+def read_sum(message: Envelope, plan: DeploymentPlan, session: Session) -> AboutSum:
     """Return what a request ``agree`` or ``unmask`` says.
 
     Args:
         message: the request.
-        plan: digest of the plan that came with it.
+        plan: that came with it.
         session: the run.
 
     Raises:
@@ -85,7 +86,7 @@ def read_sum(message: Envelope, plan: bytes, session: Session) -> AboutSum:
         kind,
         whole("round", head.get("round"), LARGEST_ROUND),
         whole("attempt", head.get("attempt"), MOST_ATTEMPTS),
-        plan,
+        bytes.fromhex(plan.digest),
         read_digest(head, "layout"),
         read_digest(head, "shared"),
     )
@@ -125,9 +126,11 @@ def _from_hex(value: Any) -> bytes:
         return b""
 
 
-def classes_layout(num_classes: int) -> bytes:
-    """Return the digest of what is where in the vector of classes."""
-    return digest_of(CLASSES, pack(num_classes))
+def request_of_classes(plan: DeploymentPlan, attempt: int, num_classes: int) -> SumRequest:
+    """Return what a sum is of that says which classes there are."""
+    layout = digest_of(CLASSES, pack(num_classes))
+    received = digest_of_download(b"")
+    return SumRequest(CLASSES, 0, attempt, bytes.fromhex(plan.digest), layout, received)
 
 
 def write_channels(channels: Sequence[Channel]) -> bytes:
@@ -228,8 +231,3 @@ def _read_cohort_texts(raw: bytes, cohort: Sequence[SumMember], size: int) -> di
     return {
         member.number: raw[size * place : size * (place + 1)] for place, member in enumerate(cohort)
     }
-
-
-def cohort_blob(cohort: Sequence[SumMember]) -> dict[str, bytes]:
-    """Return the blob that names the members of a sum."""
-    return {"cohort": write_cohort(cohort)}

@@ -20,7 +20,6 @@ from fedtailor.deployment.closed_sum import CLOSED, ClosedSum
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.mask_kinds import AGREE, UNMASK, SumFailedError
 from fedtailor.deployment.mask_messages import (
-    cohort_blob,
     read_masked,
     read_shares,
     read_signature,
@@ -38,6 +37,7 @@ from fedtailor.privacy.masks.session import (
     context_of,
     masked_digest,
     survivors_digest,
+    write_cohort,
 )
 
 
@@ -97,10 +97,14 @@ class MaskedSum:
         self._session = exchange.session
         self._request = request
         self._bundles = bundles
-        self.members = tuple(bundle.member for bundle in bundles)
+        self._members = tuple(bundle.member for bundle in bundles)
+        self.blobs = {"cohort": write_cohort(self._members)}
+        """What a request for a vector must say of the sum."""
+        self.needed = self._session.fewest
+        """How many sites must answer it."""
         self._path = path
         self._record = record
-        self._context = context_of(self._session, request, self.members)
+        self._context = context_of(self._session, request, self._members)
         self._total = np.zeros(entries, dtype="<u8")
         self._confirmed: dict[int, bytes] = {}
         """The signatures of those whose vectors were added."""
@@ -123,16 +127,6 @@ class MaskedSum:
     def senders(self) -> frozenset[int]:
         """The sites whose vectors were added."""
         return frozenset(self._confirmed)
-
-    @property
-    def needed(self) -> int:
-        """How many of them must answer."""
-        return self._session.fewest
-
-    @property
-    def blobs(self) -> dict[str, bytes]:
-        """What a request for a vector must say of the sum."""
-        return cohort_blob(self.members)
 
     def add(self, number: int, raw: bytes) -> None:
         """Add the masked vector of a site.
@@ -158,7 +152,7 @@ class MaskedSum:
 
         survivors = self.senders
         try:
-            if len(survivors) < len(self.members) and not self._record.agreed:
+            if len(survivors) < len(self._members) and not self._record.agreed:
                 self._record.agreed = self._agree(survivors)
                 self.write()
 
@@ -179,11 +173,10 @@ class MaskedSum:
 
     def _close(self) -> None:
         """Note what is in the sum; from here on, no other one of this attempt is asked for."""
-        fewest = self._session.fewest
-        if len(self._confirmed) < fewest:
+        if len(self._confirmed) < self.needed:
             raise self.void(
-                f"{len(self._confirmed)} sites have sent a vector, and a sum is over {fewest} or "
-                "more"
+                f"{len(self._confirmed)} sites have sent a vector, and a sum is over "
+                f"{self.needed} or more"
             )
 
         try:
@@ -216,7 +209,7 @@ class MaskedSum:
         requests = self._requests_to_unmask(survivors)
 
         def read(number: int, answer: Envelope) -> dict[int, bytes | None]:
-            return read_shares(answer.blobs.get("shares", b""), self.members)
+            return read_shares(answer.blobs.get("shares", b""), self._members)
 
         answers: Mapping[int, Mapping[int, bytes | None]] = {}
         needed = self._session.threshold
@@ -226,7 +219,7 @@ class MaskedSum:
             )
             try:
                 opened = unmask(
-                    self._session, self._request, self.members, survivors, self._total, answers
+                    self._session, self._request, self._members, survivors, self._total, answers
                 )
             except TooFewSharesError as error:
                 # A seal is broken, or a share is wrong: others make up for it.
@@ -250,7 +243,7 @@ class MaskedSum:
         requests = {}
         for number in self._exchange.holders():
             sealed = {bundle.member.number: bundle.sealed[number] for bundle in self._bundles}
-            more = {**blobs, "sealed": write_sealed(sealed, self.members)}
+            more = {**blobs, "sealed": write_sealed(sealed, self._members)}
             requests[number] = self._exchange.message(UNMASK, number, head, more)
 
         return requests

@@ -239,15 +239,12 @@ class RemoteClients:
             fixed: of a request to train: how uploads become whole numbers.
         """
         # Most runs have no secure sums, and do not need the package cryptography.
-        from fedtailor.deployment.sum_vector import SumVector, kind_of_sum
+        from fedtailor.deployment.sum_vector import SumVector
 
         vector = SumVector(self._plan, request, self._reported, self._messages, fixed)
-        attempt = request.attempt if isinstance(request, TrainRequest) else 0
-        kind = kind_of_sum(request)
-        asked = sums.request(kind, round, attempt, vector.digest, blob)
         replies: dict[int, Reply | Failure] = {}
         try:
-            masked = sums.draw(asked, cohort, vector.entries)
+            masked = sums.draw(vector.request(round, blob), cohort, vector.entries)
             able = [client for client in clients if client in masked.asked or client in others]
             replies = self._masked_replies(masked, request, blob, able, round, read)
             if not masked.senders <= {*cohort}:

@@ -25,10 +25,10 @@ from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.limits import LARGEST_FRAME
 from fedtailor.deployment.mask_kinds import CHANNEL, CLASSES, KEYS, SumFailedError
 from fedtailor.deployment.mask_messages import (
-    classes_layout,
     read_channels,
     read_digest,
     read_signature,
+    request_of_classes,
     write_channels,
 )
 from fedtailor.deployment.masked_sum import MaskedSum, SumRecord
@@ -43,7 +43,7 @@ from fedtailor.privacy.masks.keys import (
     read_bundles,
 )
 from fedtailor.privacy.masks.primitives import RefusedError
-from fedtailor.privacy.masks.session import Session, SumRequest, digest_of_download
+from fedtailor.privacy.masks.session import Session, SumRequest
 from fedtailor.simulation.programs import TrainRequest
 
 MASKS = "masks"
@@ -125,13 +125,6 @@ class SecureSums:
         write_whole(path, write_channels(channels))
         self._channels = channels
 
-    def request(
-        self, kind: str, round: int, attempt: int, layout: bytes, shared: bytes
-    ) -> SumRequest:
-        """Return what a sum of this run is of; see ``SiteMasks.request``."""
-        plan = bytes.fromhex(self._plan.digest)
-        return SumRequest(kind, round, attempt, plan, layout, digest_of_download(shared))
-
     def draw(self, request: SumRequest, cohort: Sequence[int], entries: int) -> MaskedSum:
         """Begin a sum, or continue one.
 
@@ -211,7 +204,7 @@ class SecureSums:
         return len(counts) == num_classes and set(counts) <= set(range(len(self._numbers) + 1))
 
     def _sum_of_classes(self, attempt: int, num_classes: int) -> np.ndarray:
-        request = self.request(CLASSES, 0, attempt, classes_layout(num_classes), b"")
+        request = request_of_classes(self._plan, attempt, num_classes)
         masked = self.draw(request, self._numbers, num_classes)
         head = {"round": 0, "attempt": attempt}
         requests = {

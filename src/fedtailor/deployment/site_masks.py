@@ -24,12 +24,12 @@ from fedtailor.deployment.limits import LARGEST_ROUND, MOST_ATTEMPTS
 from fedtailor.deployment.mask_kinds import AGREE, CHANNEL, CLASSES, KEYS, UNMASK
 from fedtailor.deployment.mask_messages import (
     MOST_KEYS,
-    classes_layout,
     read_channels,
     read_digest,
     read_sealed,
     read_signatures,
     read_sum,
+    request_of_classes,
     write_masked,
     write_shares,
 )
@@ -46,7 +46,6 @@ from fedtailor.privacy.masks.session import (
     Session,
     SumMember,
     SumRequest,
-    digest_of_download,
     read_cohort,
 )
 from fedtailor.privacy.masks.site import MaskingSite
@@ -100,32 +99,22 @@ class SiteMasks:
                 "'fedtailor site trust' at all sites."
             )
 
-        self._session = Session(
+        self.session = Session(
             plan.run,
             tuple(site.key.point for site in roster.sites),
             roster.threshold,
             roster.colluding,
             max(roster.fewest, options.privacy.smallest_sum),
         )
-        self._plan = bytes.fromhex(plan.digest)
+        self._plan = plan
         self._journal = Journal(states / _JOURNAL_FILE)
         self._keys = SiteKeys(
-            self._session,
+            self.session,
             client,
             read_private_key(folder / SITE_KEY),
             _master(states / _MASTER_FILE, self._journal),
         )
-        self._site = MaskingSite(self._session, client, self._keys, self._journal)
-
-    @property
-    def fewest(self) -> int:
-        """Sites that a sum is over, at least."""
-        return self._session.fewest
-
-    @property
-    def colluding(self) -> int:
-        """Of these, how many may work with the server."""
-        return self._session.colluding
+        self._site = MaskingSite(self.session, client, self._keys, self._journal)
 
     def answer(self, message: Envelope, classes: np.ndarray) -> Answer:
         """Return the answer to a request about sums.
@@ -146,7 +135,7 @@ class SiteMasks:
         if kind == CLASSES:
             return self._count_classes(message, classes)
 
-        about = read_sum(message, self._plan, self._session)
+        about = read_sum(message, self._plan, self.session)
         if kind == AGREE:
             signature = self._site.agree(*about)
             return {"signature": signature.hex()}, {}, "agreement on who is in a sum"
@@ -154,24 +143,10 @@ class SiteMasks:
         assert kind == UNMASK
         blobs = message.blobs
         sealed = read_sealed(blobs.get("sealed", b""), about.cohort)
-        confirmed = read_signatures(blobs.get("confirmed", b""), self._session)
-        agreed = read_signatures(blobs.get("agreed", b""), self._session)
+        confirmed = read_signatures(blobs.get("confirmed", b""), self.session)
+        agreed = read_signatures(blobs.get("agreed", b""), self.session)
         shares = self._site.open(*about, sealed, confirmed, agreed)
         return {}, {"shares": write_shares(shares, about.cohort)}, "shares of masks"
-
-    def request(
-        self, kind: str, round: int, attempt: int, layout: bytes, shared: bytes
-    ) -> SumRequest:
-        """Return what a sum of this run is of.
-
-        Args:
-            kind: of the request.
-            round: of the request.
-            attempt: of the request.
-            layout: digest of what is where in the vector.
-            shared: what all sites have received.
-        """
-        return SumRequest(kind, round, attempt, self._plan, layout, digest_of_download(shared))
 
     def allow(self, request: SumRequest, blobs: Mapping[str, bytes]) -> None:
         """Check a request before any work is done for it.
@@ -199,7 +174,7 @@ class SiteMasks:
         return write_masked(masked.tobytes(), self._site.confirm(request, cohort))
 
     def _cohort(self, blobs: Mapping[str, bytes]) -> tuple[SumMember, ...]:
-        return read_cohort(blobs.get("cohort", b""), self._session)
+        return read_cohort(blobs.get("cohort", b""), self.session)
 
     def _channel(self, message: Envelope) -> Answer:
         """Say the channel key, if server and site mean the same roster."""
@@ -221,7 +196,7 @@ class SiteMasks:
         first = whole("first", message.head.get("first"), LARGEST_ROUND)
         count = whole("count", message.head.get("count"), MOST_KEYS)
         channels = message.blobs.get("channels", b"")
-        self._site.learn_channels(read_channels(channels, self._session))
+        self._site.learn_channels(read_channels(channels, self.session))
         bundles = write_bundles(self._site.bundles(range(first, first + count)))
         head: dict[str, object] = {"first": first, "count": count}
         return head, {"bundles": bundles}, "keys of masks"
@@ -229,7 +204,7 @@ class SiteMasks:
     def _count_classes(self, message: Envelope, classes: np.ndarray) -> Answer:
         """Say under masks which classes there are."""
         attempt = whole("attempt", message.head.get("attempt"), MOST_ATTEMPTS)
-        asked = self.request(CLASSES, 0, attempt, classes_layout(len(classes)), b"")
+        asked = request_of_classes(self._plan, attempt, len(classes))
         masked = self.mask(asked, message.blobs, classes.astype(np.int64))
         return {}, {"masked": masked}, "which classes there are, under masks"
 

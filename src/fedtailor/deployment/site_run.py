@@ -179,8 +179,8 @@ class SiteRun:
         # What the masks let pass decides, not what the plan says of sums.
         sums = (1, 1)
         if self.plan.config.privacy.noise_from == "server":
-            fewest = self.masks.fewest
-            sums = (fewest, fewest - self.masks.colluding)
+            session = self.masks.session
+            sums = (session.fewest, session.fewest - session.colluding)
         return SiteReleases(
             self._folder, self._memory, self._options, self.plan, self.client, num_train, sums
         )
@@ -317,13 +317,11 @@ class SiteRun:
         if not self._has_something_for(work.request):
             raise DataError("this site has nothing to add to this sum.", key="cohort")
 
-        from fedtailor.deployment.sum_vector import MaskedAnswer, SumVector, kind_of_sum
+        from fedtailor.deployment.sum_vector import MaskedAnswer, SumVector
 
         request = work.request
-        attempt = 0
         fixed: FixedPoint | None = None
         if isinstance(request, TrainRequest):
-            attempt = request.attempt
             fixed = make_fixed_point(
                 self._messages,
                 population=self.plan.population,
@@ -332,8 +330,7 @@ class SiteRun:
             )
 
         vector = SumVector(self.plan, request, work.numbers, self._messages, fixed)
-        kind = kind_of_sum(request)
-        return MaskedAnswer(self.masks, vector, kind, (work.round, attempt), blobs)
+        return MaskedAnswer(self.masks, vector, work.round, blobs)
 
     def _has_something_for(self, request: Request) -> bool:
         positions = self.prepared.positions

@@ -21,23 +21,13 @@ from fedtailor.deployment.limits import MOST_EXAMPLES
 from fedtailor.deployment.mask_kinds import FINAL
 from fedtailor.deployment.wire import wrong
 from fedtailor.privacy.masks.primitives import digest_of
+from fedtailor.privacy.masks.session import SumRequest, digest_of_download
 from fedtailor.simulation.programs import PersonalizeRequest, Request, TrainRequest
 
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.deployment.plan import DeploymentPlan
     from fedtailor.deployment.site_masks import SiteMasks
-
-
-def kind_of_sum(request: Request) -> str:
-    """Return the kind of the sum of a request: there is one of each kind in a round.
-
-    Models of the last evaluation may be those of an earlier round.
-    """
-    if isinstance(request, TrainRequest):
-        return request.name
-    is_final = request.keep if isinstance(request, PersonalizeRequest) else request.final
-    return FINAL + request.name if is_final else request.name
 
 
 class SumVector:
@@ -62,13 +52,22 @@ class SumVector:
         """
         test_sets = ["clients"]
         names: Sequence[str] = ()
+        self._attempt = 0
+        is_final = False
         if isinstance(request, TrainRequest):
             test_sets = test_sets if request.evaluate else []
             names = numbers
+            self._attempt = request.attempt
         elif isinstance(request, PersonalizeRequest):
             test_sets += ["validation"] if request.validate else []
             names = ("steps",)
+            is_final = request.keep
+        else:
+            is_final = request.final
 
+        # Models of the last evaluation may be those of an earlier round.
+        self._kind = FINAL + request.name if is_final else request.name
+        self._plan = bytes.fromhex(plan.digest)
         self._report = ReportVector(
             num_classes=len(plan.inputs.class_names),
             test_sets=test_sets,
@@ -93,6 +92,11 @@ class SumVector:
         """SHA-256 of what is where."""
         upload = b"" if self._upload is None else self._upload.digest
         return digest_of("sum", upload, self._report.digest)
+
+    def request(self, round: int, shared: bytes) -> SumRequest:
+        """Return what the sum is of, in a round in which all sites receive ``shared``."""
+        received = digest_of_download(shared)
+        return SumRequest(self._kind, round, self._attempt, self._plan, self.digest, received)
 
     def problem_with(self, upload: Upload, num_train: int) -> Problem | None:
         """Return what is wrong with an upload, which the server could not see; None: nothing."""
@@ -133,8 +137,7 @@ class MaskedAnswer:
         self,
         masks: SiteMasks,
         vector: SumVector,
-        kind: str,
-        attempt: tuple[int, int],
+        round: int,
         blobs: Mapping[str, bytes],
     ) -> None:
         """Check the sum before any work is done for it.
@@ -142,8 +145,7 @@ class MaskedAnswer:
         Args:
             masks: of the site.
             vector: what is in the sum.
-            kind: of the sum.
-            attempt: the round, and the number of the attempt.
+            round: of the request.
             blobs: of the request: what all sites receive, and who is in the sum.
 
         Raises:
@@ -156,7 +158,7 @@ class MaskedAnswer:
         self.vector = vector
         self._masks = masks
         self._blobs = blobs
-        self._request = masks.request(kind, *attempt, vector.digest, blobs["shared"])
+        self._request = vector.request(round, blobs["shared"])
         masks.allow(self._request, blobs)
 
     def mask(
