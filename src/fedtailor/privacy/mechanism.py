@@ -63,27 +63,6 @@ Sent = Mapping[str, tree.Tree | None]
 """What the server had sent in every field; None where it sent no such field."""
 
 
-def contributions_of(messages: Messages, clip: float) -> dict[str, Field]:
-    """Return the declaration of what clients contribute: sums of the fields, and of their weights.
-
-    Args:
-        messages: the declaration of the method.
-        clip: bound of all numbers of a client together.
-    """
-    fields = {}
-    for name, field in messages.items():
-        if field.reduction == "none":
-            continue
-
-        fields[name] = replace(field, reduction="sum", bound=clip, weight_axes=0)
-        if field.has_own_weights:
-            shape = shape_of_weight(field)
-            fields[_weight_of(name)] = Field(
-                kind="statistics", shapes=shape, reduction="sum", down=False, bound=clip
-            )
-    return fields
-
-
 def _weight_of(name: str) -> str:
     """Return the name of the weights of a field among contributions."""
     return f"{name} weight"
@@ -107,8 +86,19 @@ class ClientMechanism:
 
     @property
     def contributions(self) -> Messages:
-        """The declaration of what clients contribute."""
-        return contributions_of(self.messages, self.clip)
+        """The declaration of what clients contribute: sums of the fields, and of their weights."""
+        fields = {}
+        for name, field in self.messages.items():
+            if field.reduction == "none":
+                continue
+
+            fields[name] = replace(field, reduction="sum", bound=self.clip, weight_axes=0)
+            if field.has_own_weights:
+                shape = shape_of_weight(field)
+                fields[_weight_of(name)] = Field(
+                    kind="statistics", shapes=shape, reduction="sum", down=False, bound=self.clip
+                )
+        return fields
 
     def bounded(self, upload: Upload, sent: Sent) -> dict[str, Sum]:
         """Return the contribution of a sound upload, in the form of an upload."""

@@ -20,8 +20,6 @@ from fedtailor.core.errors import DataError
 
 DIGEST_BYTES = 32
 """Bytes of a digest, a key and a secret."""
-POINT_BYTES = 49
-"""Bytes of the public key of a site, compressed."""
 SEAL_BYTES = 16
 """Bytes by which a sealed text is longer."""
 _LENGTH = 4
