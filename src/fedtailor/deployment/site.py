@@ -264,7 +264,7 @@ class DeployedSite:
         positions = divide_site(
             self._memory, data, count, dataset.num_official_train, dataset.groups
         )
-        _refuse_few(len(positions.train), "training examples")
+        _refuse_few(len(positions.train))
 
         # A column may have far fewer values than there are examples.
         columns = summarize(dataset.x, dataset.raw, positions.train).columns
@@ -296,7 +296,7 @@ class DeployedSite:
         if request.head.get("moments") is True:
 
             def moments() -> dict[str, Any]:
-                _refuse_few(counts["train"], "training examples")
+                _refuse_few(counts["train"])
                 x = prepared.site.x
                 if run.plan.inputs.columns is not None:
                     dataset, _ = self._training_examples(run.plan.config.data)
@@ -386,13 +386,13 @@ def _way_to_read(data: DataOptions) -> dict[str, Any]:
     }
 
 
-def _refuse_few(count: int, what: str) -> None:
-    """Refuse to describe few values, because that would describe each of them."""
+def _refuse_few(count: int) -> None:
+    """Refuse to describe few training examples, because that would describe each of them."""
     if 0 < count < LEAST_ROWS:
         message = (
-            f"the site has {count} {what}: means and medians of fewer than {LEAST_ROWS} say too "
-            "much about each of them. Leave the site out, or, of arrays and "
-            "pictures, give data.mean and data.std in federation.toml."
+            f"the site has {count} training examples: means and medians of fewer than {LEAST_ROWS} "
+            "say too much about each of them. Leave the site out, or, of arrays and pictures, give "
+            "data.mean and data.std in federation.toml."
         )
         raise DataError(message, key="site.data", allowed=f"{LEAST_ROWS} or more", got=count)
 
