@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -67,6 +67,16 @@ class Summed(NamedTuple, Generic[Reply]):
     def lowest(self) -> int:
         """The lowest number of a site that is in the sum; -1 without a sum."""
         return min(self.report.clients, default=-1)
+
+
+class _Question(NamedTuple):
+    """What some sites are asked in a round."""
+
+    request: Request
+    shared: bytes
+    """What all of them receive."""
+    clients: Sequence[int]
+    round: int
 
 
 class RemoteClients:
@@ -149,11 +159,13 @@ class RemoteClients:
         """
         # What a round leaves counts only once the server has accepted it.
         self._trained = {}
+        question = _Question(request, self._pack(shared), clients, round)
         if self._sums is None:
-            replies = self._trained_alone(request, shared, clients, round)
+            read = partial(self._train_reply, request=request, round=round)
+            replies = self._replies(question, read)
         else:
             assert reduction is not None
-            replies = self._trained_in_sum(self._sums, request, shared, clients, round, reduction)
+            replies = self._trained_in_sum(question, request, reduction)
 
         for client, reply in replies:
             if isinstance(reply, TrainReply) and reply.problem is None:
@@ -161,22 +173,8 @@ class RemoteClients:
 
             yield client, reply
 
-    def _trained_alone(
-        self, request: TrainRequest, shared: Any, clients: Sequence[int], round: int
-    ) -> Iterator[tuple[int, TrainReply | Failure]]:
-        def read(client: int, answer: Envelope) -> TrainReply:
-            return self._train_reply(client, answer, request, round)
-
-        return self._replies(request, self._pack(shared), clients, round, read)
-
     def _trained_in_sum(
-        self,
-        sums: SecureSums,
-        request: TrainRequest,
-        shared: Any,
-        clients: Sequence[int],
-        round: int,
-        reduction: Reduction,
+        self, question: _Question, request: TrainRequest, reduction: Reduction
     ) -> Iterator[tuple[int, TrainReply | Failure]]:
         """Run a round of some sites, of whose uploads the server learns the sum."""
         fixed = reduction.fixed
@@ -184,25 +182,18 @@ class RemoteClients:
         cohort = frozenset(reduction.cohort)
 
         def read(client: int, answer: Envelope) -> TrainReply:
-            reply = self._train_reply(client, answer, request, round, with_upload=False)
+            reply = self._train_reply(client, answer, request, question.round, with_upload=False)
             is_sent = client in cohort and reply.problem is None
             return reply._replace(num_bytes=fixed.num_bytes if is_sent else 0)
 
+        others = set(question.clients) - cohort
         summed = self._ask_for_sum(
-            sums,
-            request,
-            self._pack(shared),
-            clients,
-            round,
-            read,
-            cohort=reduction.cohort,
-            others=set(clients) - cohort,
-            fixed=fixed,
+            question, read, cohort=reduction.cohort, others=others, fixed=fixed
         )
         if summed.problem:
             # Nothing is known of any upload.
             failure = Failure(NoAnswer(f"no secure sum: {summed.problem}"))
-            for client in clients:
+            for client in question.clients:
                 yield client, failure
             return
 
@@ -214,11 +205,7 @@ class RemoteClients:
 
     def _ask_for_sum(
         self,
-        sums: SecureSums,
-        request: Request,
-        blob: bytes,
-        clients: Sequence[int],
-        round: int,
+        question: _Question,
         read: Callable[[int, Envelope], Reply],
         *,
         cohort: Sequence[int],
@@ -228,11 +215,7 @@ class RemoteClients:
         """Ask sites for masked vectors, and return their sum and the rest of their answers.
 
         Args:
-            sums: makes sums.
-            request: to each site.
-            blob: what all receive.
-            clients: their numbers.
-            round: of the request.
+            question: to them.
             read: returns what an answer says beside its vector, or raises an error.
             cohort: the sites whose vectors count.
             others: those that are asked in any case.
@@ -241,12 +224,16 @@ class RemoteClients:
         # Most runs have no secure sums, and do not need the package cryptography.
         from fedtailor.deployment.sum_vector import SumVector
 
+        assert self._sums is not None
+        request = question.request
         vector = SumVector(self._plan, request, self._reported, self._messages, fixed)
         replies: dict[int, Reply | Failure] = {}
         try:
-            masked = sums.draw(vector.request(round, blob), cohort, vector.entries)
-            able = [client for client in clients if client in masked.asked or client in others]
-            replies = self._masked_replies(masked, request, blob, able, round, read)
+            asked = vector.request(question.round, question.shared)
+            masked = self._sums.draw(asked, cohort, vector.entries)
+            invited = {*masked.asked, *others}
+            able = [client for client in question.clients if client in invited]
+            replies = self._masked_replies(masked, question._replace(clients=able), read)
             if not masked.senders <= {*cohort}:
                 raise masked.void("a site that was in the sum when it was closed has left since")
 
@@ -262,23 +249,26 @@ class RemoteClients:
         absent = Failure(NoAnswer("it has sent no keys for this sum, or no vector in time"))
         members = {*cohort, *others}
         return Summed(
-            {client: replies.get(client, absent) for client in clients if client in members},
+            {
+                client: replies.get(client, absent)
+                for client in question.clients
+                if client in members
+            },
             vector.decode_report(total, senders),
             {} if fixed is None else vector.decode_upload(total, len(senders)),
         )
 
     def _masked_replies(
-        self,
-        masked: MaskedSum,
-        request: Request,
-        blob: bytes,
-        clients: Sequence[int],
-        round: int,
-        read: Callable[[int, Envelope], Reply],
+        self, masked: MaskedSum, question: _Question, read: Callable[[int, Envelope], Reply]
     ) -> dict[int, Reply | Failure]:
         """Ask sites for masked vectors, and add them up; return the rest of their answers."""
+        replies: dict[int, Reply | Failure] = {}
         if masked.is_closed:
-            return {client: _read_again(client, masked.answers, read) for client in clients}
+            # Their answers were read before the sum was closed.
+            for client in question.clients:
+                kept = masked.answers[client]
+                replies[client] = kept if isinstance(kept, Failure) else read(client, kept)
+            return replies
 
         def add(client: int, answer: Envelope) -> Reply:
             reply = read(client, answer)
@@ -289,8 +279,7 @@ class RemoteClients:
             return reply
 
         blobs = dict.fromkeys(masked.asked, masked.blobs)
-        needed = masked.needed
-        replies = dict(self._replies(request, blob, clients, round, add, blobs, needed=needed))
+        replies = dict(self._replies(question, add, blobs, needed=masked.needed))
         for client, reply in replies.items():
             if isinstance(reply, Failure):
                 masked.answers[client] = reply
@@ -332,19 +321,15 @@ class RemoteClients:
 
         # The others would refuse.
         single = self._sharing(clients, single=True)
-        blob = to_blob(model, self._modules)
+        question = _Question(request, to_blob(model, self._modules), clients, round)
         summed: Summed[Scores | None] | None = None
-        cohort = self._in_sums(clients)
-        if self._sums is not None and cohort:
-            summed = self._ask_for_sum(
-                self._sums, request, blob, clients, round, read, cohort=cohort, others=single
-            )
-
         replies: Iterable[tuple[int, Scores | Failure | None]]
-        if summed is None:
-            replies = self._replies(request, blob, single, round, read)
-        else:
+        cohort = self._in_sums(clients)
+        if cohort:
+            summed = self._ask_for_sum(question, read, cohort=cohort, others=single)
             replies = summed.replies.items()
+        else:
+            replies = self._replies(question._replace(clients=single), read)
 
         for client, reply in replies:
             if reply is not None:
@@ -379,21 +364,16 @@ class RemoteClients:
         self, request: PersonalizeRequest, shared: Any, clients: Sequence[int], round: int
     ) -> Iterator[tuple[int, PersonalizeReply | Failure]]:
         """Have some sites make and score their personal models."""
-
-        def read(client: int, answer: Envelope) -> PersonalizeReply:
-            return self._personalize_reply(client, answer, request)
-
-        blob = self._pack(shared)
+        read = partial(self._personalize_reply, request=request)
+        question = _Question(request, self._pack(shared), clients, round)
         cohort = self._in_sums(clients)
-        if self._sums is None or not cohort:
-            yield from self._replies(request, blob, clients, round, read)
+        if not cohort:
+            yield from self._replies(question, read)
             return
 
         # Without a sum, sites make their models all the same.
-        summed = self._ask_for_sum(
-            self._sums, request, blob, clients, round, read, cohort=cohort, others=clients
-        )
-        replies = summed.replies or dict(self._replies(request, blob, clients, round, read))
+        summed = self._ask_for_sum(question, read, cohort=cohort, others=clients)
+        replies = summed.replies or dict(self._replies(question, read))
         sums: ReportSums | None = summed.report
         for client, reply in replies.items():
             if isinstance(reply, PersonalizeReply):
@@ -403,10 +383,7 @@ class RemoteClients:
 
     def _replies(
         self,
-        request: Request,
-        shared: bytes,
-        clients: Sequence[int],
-        round: int,
+        question: _Question,
         read: Callable[[int, Envelope], Reply],
         blobs: Mapping[int, Mapping[str, bytes]] = {},
         needed: int = 0,
@@ -416,65 +393,54 @@ class RemoteClients:
         No answer of a site raises an error here.
 
         Args:
-            request: to each.
-            shared: what all receive.
-            clients: their numbers.
-            round: of the request.
+            question: to them.
             read: returns what an answer says, or raises an error.
             blobs: what else some of them receive.
             needed: answers that are waited for, beside those that every request needs.
         """
         excluded = {**self._exchange.away(), **self._conduct.excluded()}
-        asked = [client for client in clients if client not in excluded]
-        answers = self._ask(request, shared, asked, round, blobs, needed)
-        for client in clients:
+        requests = {}
+        for client in question.clients:
+            if client not in excluded:
+                requests[client] = self._message(question, client, blobs.get(client, {}))
+
+        # A deployment waits for these sites, however long that takes.
+        answers: Mapping[int, Envelope | SiteFailure] = {}
+        needed = min(max(self._needed, needed), len(requests))
+        if requests:
+            answers = self._exchange.ask(requests, needed=needed, accept=answers_to(requests))
+
+        for client in question.clients:
             if client in excluded:
                 yield client, Failure(NoAnswer(excluded[client]))
                 continue
 
             reply, offence = _read(client, answers.get(client), read)
             if offence:
-                self._conduct.note(client, request.name, round, offence)
+                self._conduct.note(client, question.request.name, question.round, offence)
             yield client, reply
 
     def _pack(self, shared: Any) -> bytes:
         return to_blob(pack_download(shared, self._messages), self._modules)
 
-    def _ask(
-        self,
-        request: Request,
-        shared: bytes,
-        clients: Sequence[int],
-        round: int,
-        more: Mapping[int, Mapping[str, bytes]],
-        needed: int,
-    ) -> dict[int, Envelope | SiteFailure]:
-        """Send a request to some sites, and return their answers."""
-        if not clients:
-            return {}
+    def _message(self, question: _Question, client: int, more: Mapping[str, bytes]) -> Envelope:
+        """Return the request to a site."""
+        work = Work(
+            question.request,
+            self._plan.run,
+            question.round,
+            client,
+            base=self._version(self.bases, client),
+            best=self._version(self._best_bases, client),
+            rare_classes=self._rare_classes,
+            numbers=() if self._sums is None else self._reported,
+        )
 
-        requests = {}
-        for client in clients:
-            work = Work(
-                request,
-                self._plan.run,
-                round,
-                client,
-                base=self._version(self.bases, client),
-                best=self._version(self._best_bases, client),
-                rare_classes=self._rare_classes,
-                numbers=() if self._sums is None else self._reported,
-            )
-
-            # The plan travels with each request, so that a site that was started again knows it.
-            blobs = {"plan": self._plan.raw, "shared": shared, **more.get(client, {})}
-            if client in self.per_client:
-                blobs["own"] = to_blob(self.per_client[client], self._modules)
-            requests[client] = Envelope(work.to_head(), blobs)
-
-        # A deployment waits for these sites, however long that takes.
-        needed = min(max(self._needed, needed), len(requests))
-        return self._exchange.ask(requests, needed=needed, accept=answers_to(requests))
+        # The plan travels with each request, so that a site that was started again knows it.
+        blobs = {"plan": self._plan.raw, "shared": question.shared, **more}
+        if client in self.per_client:
+            blobs["own"] = to_blob(self.per_client[client], self._modules)
+        return Envelope(work.to_head(), blobs)
 
     @staticmethod
     def _version(bases: Mapping[int, Tensor], client: int) -> Version | None:
@@ -584,16 +550,6 @@ def _read(
     if isinstance(problem, Problem) and problem.kind not in (*VALUE_PROBLEMS, "state"):
         return reply, one_line(str(problem))
     return reply, ""
-
-
-def _read_again(
-    client: int,
-    answers: Mapping[int, Envelope | Failure],
-    read: Callable[[int, Envelope], Reply],
-) -> Reply | Failure:
-    """Return what an answer holds that was read before a sum was closed."""
-    answer = answers[client]
-    return answer if isinstance(answer, Failure) else read(client, answer)
 
 
 def _problem_text(answer: Envelope) -> str:
