@@ -72,13 +72,9 @@ class FederationFolder:
         Raises:
             DataError: the file is damaged.
         """
-        path = self.path / SITES_FILE
-        if not path.is_file():
-            return []
-
         sites = []
-        with content_of(path):
-            for record in read_object(path, within=self.path)["sites"]:
+        with content_of(self.path / SITES_FILE):
+            for record in self._register()["sites"]:
                 site = Registered(
                     str(record["name"]),
                     str(record["key"]),
@@ -132,8 +128,9 @@ class FederationFolder:
                 raise ConfigError(message, key="key", allowed="a new key", got=other.name)
 
         # Flower takes no key again that it has forgotten.
-        for name, key in self._removed():
-            if key.split()[:2] == site.key.split()[:2]:
+        for removed in self._removed():
+            if removed["key"].split()[:2] == site.key.split()[:2]:
+                name = removed["name"]
                 message = (
                     f"this key is that of site '{name}', which was removed, and no key is used "
                     "twice: the site must make a new one ('fedtailor site init', in a new folder)."
@@ -200,18 +197,19 @@ class FederationFolder:
         numbers = [int(path.name) for path in self.runs()]
         return self.path / RUNS / f"{max(numbers, default=0) + 1:04d}"
 
-    def _removed(self) -> list[tuple[str, str]]:
-        """Return names and keys of the sites that were removed."""
+    def _register(self) -> dict[str, Any]:
+        """Return the content of the register, which is made when the first site is added."""
         path = self.path / SITES_FILE
-        if not path.is_file():
-            return []
+        return read_object(path, within=self.path) if path.is_file() else {"sites": []}
 
-        with content_of(path):
-            records = read_object(path, within=self.path).get("removed", ())
-            return [(str(record["name"]), str(record["key"])) for record in records]
+    def _removed(self) -> list[dict[str, str]]:
+        """Return names and keys of the sites that were removed."""
+        with content_of(self.path / SITES_FILE):
+            records = self._register().get("removed", ())
+            return [{key: str(record[key]) for key in ("name", "key")} for record in records]
 
     def _write_sites(self, sites: Sequence[Registered], left: Registered | None = None) -> None:
-        removed = [{"name": name, "key": key} for name, key in self._removed()]
+        removed = self._removed()
         if left is not None:
             removed.append({"name": left.name, "key": left.key})
 

@@ -124,9 +124,9 @@ def make_node_key(path: Path) -> PublicKey:
     key = ec.generate_private_key(ec.SECP384R1())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_private(path, _private_text(key, serialization.PrivateFormat.OpenSSH))
-    write_whole(public_path, _public_text(key.public_key()) + "\n")
-
-    return read_public_key(public_path)
+    public = _public_key(key.public_key())
+    write_whole(public_path, public.text + "\n")
+    return public
 
 
 def read_public_key(path: Path) -> PublicKey:
@@ -333,18 +333,14 @@ def _private_text(
     return bytes(key.private_bytes(serialization.Encoding.PEM, form, encryption))
 
 
-def _public_text(key: ec.EllipticCurvePublicKey) -> str:
-    form = serialization.PublicFormat.OpenSSH
-    return str(key.public_bytes(serialization.Encoding.OpenSSH, form).decode())
-
-
 def _public_key(key: ec.EllipticCurvePublicKey) -> PublicKey:
     """Describe a public key; written again, it has no comment."""
     digest = serialization.ssh_key_fingerprint(key, hashes.SHA256())
     fingerprint = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-    form = serialization.PublicFormat.CompressedPoint
-    point = bytes(key.public_bytes(serialization.Encoding.X962, form))
-    return PublicKey(_public_text(key), fingerprint, point)
+    forms = serialization.PublicFormat
+    text = key.public_bytes(serialization.Encoding.OpenSSH, forms.OpenSSH).decode()
+    point = key.public_bytes(serialization.Encoding.X962, forms.CompressedPoint)
+    return PublicKey(text, fingerprint, point)
 
 
 def _no_private_key(path: Path) -> DataError:

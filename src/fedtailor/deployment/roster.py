@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.reading import damaged, is_missing, read_file
-from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_name
+from fedtailor.deployment.federation_folder import FederationFolder, check_name
 from fedtailor.deployment.keys import PublicKey, parse_public_key
 from fedtailor.deployment.options import FEDERATION_FILE, load_federation
-from fedtailor.privacy.options import PrivacyOptions, colluding_of, threshold_of
+from fedtailor.privacy.options import colluding_of, threshold_of
 
 ROSTER_FILE = "roster.json"
 """In the folder of a site: the roster that it has pinned."""
@@ -157,7 +157,27 @@ def roster_of(folder: FederationFolder) -> SiteRoster:
     """
     privacy = load_federation(folder.path / FEDERATION_FILE).config.privacy
     registered = [site for site in folder.sites() if not site.new]
-    return _make_roster(registered, privacy, folder.path)
+    count = len(registered)
+    colluding = colluding_of(count, privacy.colluding)
+    fewest = max(privacy.smallest_sum, colluding + 2)
+    if count < fewest:
+        raise ConfigError(
+            f"a sum is over {fewest} sites at least (privacy.smallest_sum, privacy.colluding + 2), "
+            f"and '{folder.path}' has {count} that train: register more with 'fedtailor deploy "
+            "add'.",
+            key="privacy.smallest_sum",
+            allowed=f"{count} or less",
+            got=fewest,
+        )
+
+    sites = []
+    for site in registered:
+        key = parse_public_key(site.key.encode())
+        if key is None:
+            raise damaged(folder.path, f"the key of {site.name} is not the public key of a site")
+        sites.append(RosterSite(site.name, key))
+
+    return SiteRoster(tuple(sites), colluding, privacy.smallest_sum)
 
 
 def write_roster(path: Path, roster: SiteRoster, *, replace: bool) -> None:
@@ -213,31 +233,6 @@ def read_roster(path: Path) -> SiteRoster:
     roster = SiteRoster(sites, numbers["colluding"], numbers["smallest_sum"])
     _check_numbers(roster, numbers["threshold"], path)
     return roster
-
-
-def _make_roster(
-    registered: Sequence[Registered], privacy: PrivacyOptions, folder: Path
-) -> SiteRoster:
-    count = len(registered)
-    colluding = colluding_of(count, privacy.colluding)
-    fewest = max(privacy.smallest_sum, colluding + 2)
-    if count < fewest:
-        raise ConfigError(
-            f"a sum is over {fewest} sites at least (privacy.smallest_sum, privacy.colluding + 2), "
-            f"and '{folder}' has {count} that train: register more with 'fedtailor deploy add'.",
-            key="privacy.smallest_sum",
-            allowed=f"{count} or less",
-            got=fewest,
-        )
-
-    sites = []
-    for site in registered:
-        key = parse_public_key(site.key.encode())
-        if key is None:
-            raise damaged(folder, f"the key of {site.name} is not the public key of a site")
-        sites.append(RosterSite(site.name, key))
-
-    return SiteRoster(tuple(sites), colluding, privacy.smallest_sum)
 
 
 def _read_site(record: Any, path: Path) -> RosterSite:

@@ -7,6 +7,7 @@ server corrects the p-values for the number of sites that share theirs, by the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedtailor.core.schedule import BASELINE_NAMES, Measure
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.site_models import versions
-from fedtailor.deployment.wire import repeated, whole, wrong
+from fedtailor.deployment.wire import answers_to, whole, wrong
 from fedtailor.experiment.paired import holm
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.site_rows import decide, rule
@@ -59,22 +60,16 @@ def ask_verdicts(
     if not sharing:
         return {}
 
-    heads = {client: {"kind": SHARE, "run": run, "client": client} for client in sharing}
+    requests = {}
+    for client in sharing:
+        requests[client] = Envelope({"kind": SHARE, "run": run, "client": client})
+
     rows: dict[int, dict[str, Any]] = {}
-
-    def accept(client: int, answer: Envelope) -> bool:
-        if not repeated(heads[client]).items() <= answer.head.items():
-            return False
-
+    for client, answer in exchange.ask(requests, needed=0, accept=answers_to(requests)).items():
         # Whatever a site says, it changes its own row only.
-        try:
-            rows[client] = _check(answer.head.get("verdict"))
-        except DataError:
-            rows.pop(client, None)
-        return True
-
-    requests = {client: Envelope(heads[client], {}) for client in sharing}
-    exchange.ask(requests, needed=0, accept=accept)
+        with suppress(DataError):
+            if isinstance(answer, Envelope):
+                rows[client] = _check(answer.head.get("verdict"))
     if not rows:
         return {}
 
