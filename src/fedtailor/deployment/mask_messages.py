@@ -172,13 +172,8 @@ def _read_pairs(raw: bytes, session: Session) -> list[tuple[bytes, bytes]]:
     return list(zip(texts[::2], texts[1::2], strict=True))
 
 
-def write_masked(vector: bytes, signature: bytes) -> bytes:
-    """Return a masked vector, and the signature of its site that it is for a sum, as bytes."""
-    return vector + signature
-
-
 def read_masked(raw: bytes, entries: int) -> tuple[np.ndarray, bytes]:
-    """Return the vector, (entries,), and the signature of :func:`write_masked`.
+    """Return a masked vector, (entries,), and the signature of its site that it is for a sum.
 
     Raises:
         DataError: the bytes have another length.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, build, check_options, wrong_value
@@ -31,7 +31,8 @@ SITE_FILE = "site.toml"
 PLAN_FILE = "plan.json"
 """In the folder of a run across sites: what server and sites have agreed on."""
 
-SHARED = ("scores", "metrics", "single", "errors", "verdict")
+_Shared = Literal["scores", "metrics", "single", "errors", "verdict"]
+SHARED: tuple[str, ...] = get_args(_Shared)
 """What a site may share beside the messages of the method."""
 PER_SITE = ("path", "dataset", "dir", "label_column", "group", "seed")
 """Keys of ``[data]`` that every site sets for itself."""
@@ -109,10 +110,7 @@ class SiteOptions:
     """Which examples must stay together, such as those of a patient; see ``data.group``."""
     decimal: Decimal = "auto"
     """What a comma in a number of its tables is, see ``data.decimal``; auto: as the server says."""
-    share: tuple[Literal["scores", "metrics", "single", "errors", "verdict"], ...] = (
-        "scores",
-        "metrics",
-    )
+    share: tuple[_Shared, ...] = ("scores", "metrics")
     """What the server may see beside the messages of the method. In a run with secure sums, scores
     and metrics are summed over sites; ``single``: it sees those of this site too, and how many
     examples it has."""

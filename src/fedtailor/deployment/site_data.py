@@ -20,12 +20,13 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset
 from fedtailor.data.division import ClientSplitter
 from fedtailor.data.embedding import embed_rows, record_of, with_features
-from fedtailor.data.input_specification import InputSpecification, inputs_of
+from fedtailor.data.input_specification import inputs_of
 from fedtailor.data.options import DataOptions
 from fedtailor.data.split import ClientPositions, split_digest, to_records
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.encoders.load import load_encoder
+from fedtailor.serving.load import TrainedMethod
 from fedtailor.serving.site_data import SiteData, load_one_site, load_site, options_written_as
 
 log = logging.getLogger("fedtailor.site")
@@ -158,11 +159,7 @@ def divide_site(
 
 
 def prepare(
-    options: SiteOptions,
-    data: DataOptions,
-    inputs: InputSpecification,
-    memory: SiteMemory,
-    folder: Path,
+    options: SiteOptions, method: TrainedMethod, memory: SiteMemory, folder: Path
 ) -> PreparedData:
     """Read a site's data as inputs of the model, and divide them.
 
@@ -170,11 +167,12 @@ def prepare(
         ConfigError: the division leaves too few examples for a purpose.
         DataError: the data cannot be read, do not fit the model, or were divided in another way.
     """
+    data = method.config.data
     own = options_of(options, data, folder)
     with _options_of_site_file():
         site = load_site(
             own.path,
-            inputs,
+            method.inputs,
             label_column=own.label_column,
             group=own.group,
             decimal=own.decimal,

@@ -30,7 +30,6 @@ from fedtailor.deployment.mask_messages import (
     read_signatures,
     read_sum,
     request_of_classes,
-    write_masked,
     write_shares,
 )
 from fedtailor.deployment.options import SiteOptions
@@ -158,7 +157,7 @@ class SiteMasks:
         self._site.allow(request, self._cohort(blobs))
 
     def mask(self, request: SumRequest, blobs: Mapping[str, bytes], vector: np.ndarray) -> bytes:
-        """Return a vector under masks, signed: see :func:`write_masked`.
+        """Return a vector under masks, and after it the signature that it is for this sum.
 
         Args:
             request: what the sum is of.
@@ -171,7 +170,7 @@ class SiteMasks:
         """
         cohort = self._cohort(blobs)
         masked = self._site.mask(request, cohort, vector.view("<u8"))
-        return write_masked(masked.tobytes(), self._site.confirm(request, cohort))
+        return masked.tobytes() + self._site.confirm(request, cohort)
 
     def _cohort(self, blobs: Mapping[str, bytes]) -> tuple[SumMember, ...]:
         return read_cohort(blobs.get("cohort", b""), self.session)

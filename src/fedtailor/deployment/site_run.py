@@ -106,7 +106,7 @@ class SiteRun:
 
         self.plan = plan
         self.client = client
-        self.prepared = prepare(options, plan.config.data, plan.inputs, memory, folder)
+        self.prepared = prepare(options, plan.method, memory, folder)
         labels = self.prepared.site.y[self.prepared.positions.train]
         options.policy.check_weights(plan.algorithm.training, np.bincount(labels).tolist())
         memory.answer_once("examples as inputs of models", self.prepared.digest, lambda: True)

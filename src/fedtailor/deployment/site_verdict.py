@@ -63,7 +63,7 @@ def add_verdict(folder: Path, options: SiteOptions, memory: SiteMemory, run: Sit
     if run is not None and run.plan.run == origin["run"]:
         prepared = run.prepared
     else:
-        prepared = prepare(options, method.config.data, method.inputs, memory, folder)
+        prepared = prepare(options, method, memory, folder)
 
     problem = ""
     notes: list[str] = []

@@ -36,9 +36,7 @@ from fedtailor.deployment.state import Version
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 
 REQUESTS: Mapping[str, type[Any]] = {
-    TrainRequest.name: TrainRequest,
-    PersonalizeRequest.name: PersonalizeRequest,
-    ScoreRequest.name: ScoreRequest,
+    request.name: request for request in (TrainRequest, PersonalizeRequest, ScoreRequest)
 }
 """The requests of a round, by kind."""
 _REPEATED = ("kind", "run", "round", "client", "attempt", "of", "first")

@@ -91,7 +91,7 @@ def epsilon_of(delta: float, releases: Sequence[Release]) -> float:
         return _exact_epsilon(delta, releases)
 
     # The bound of a small epsilon needs a fine grid, which is then narrow.
-    step = _step(releases)
+    step = min(_WIDEST_STEP, _STEP / math.sqrt(sum(release.times for release in releases)))
     epsilon = _epsilon_on_grid(delta, releases, step)
     while step > max(epsilon, _SMALL_EPSILON) * _STEP_OF_EPSILON:
         step /= 5
@@ -230,10 +230,6 @@ def _epsilon_on_grid(delta: float, releases: Sequence[Release], step: float) -> 
     return max(
         _epsilon(delta, _compose(releases, step, removes), step) for removes in (True, False)
     )
-
-
-def _step(releases: Sequence[Release]) -> float:
-    return min(_WIDEST_STEP, _STEP / math.sqrt(sum(release.times for release in releases)))
 
 
 def _points(losses: _Losses, step: float) -> _Array:

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedtailor.core import rng, tree
 from fedtailor.core.devices import to_host
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.message import Field, Mean, Messages, Received, Sum, Upload
+from fedtailor.core.message import Mean, Messages, Received, Sum, Upload
 from fedtailor.core.reduction import FieldSum, PartialSum
 from fedtailor.privacy.added_noise import AddedNoise
 from fedtailor.privacy.mechanism import ClientMechanism, Sent
@@ -82,7 +82,9 @@ class Canaries:
         self.noise = np.zeros(count)
         """Of the noise: the same."""
 
-        self._fields = {name: field for name, field in messages.items() if _is_uploaded(field)}
+        self._fields = {
+            name: field for name, field in messages.items() if field.reduction != "none"
+        }
         self._owners = _dealt(self._fields, count, key.fold("owners"))
         numbers = _drawn(self._fields, key.fold("directions"))
         squares = np.bincount(self._owners, weights=numbers**2, minlength=count)
@@ -207,10 +209,6 @@ def coins(count: int, key: rng.Key) -> np.ndarray:
 def _added(total: PartialSum, leaves: Mapping[str, Tensor]) -> PartialSum:
     added = {path: leaf.double() + leaves[path] for path, leaf in total.leaves.items()}
     return total._replace(leaves=added)
-
-
-def _is_uploaded(field: Field) -> bool:
-    return field.reduction != "none"
 
 
 def _dealt(fields: Messages, count: int, key: rng.Key) -> np.ndarray:

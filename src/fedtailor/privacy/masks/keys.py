@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 """Bytes of the sealed shares of one site for another."""
-_TAGS = ("pair", "self")
-"""What the two secrets of a bundle are for."""
 _PROBE = bytes(range(1, 33))
 """A secret with which a key is tried."""
 
@@ -129,13 +127,13 @@ class SiteKeys:
 
     def shares_for(self, index: int, holders: Iterable[int]) -> list[Shares]:
         """Return what holders have of this site's secrets."""
-        pair = self._coefficients(index, 0)
-        own = self._coefficients(index, 1)
+        pair = self._coefficients(self.pair_secret(index), index, 0)
+        own = self._coefficients(self.own_secret(index), index, 1)
         return [Shares(make_share(pair, holder), make_share(own, holder)) for holder in holders]
 
-    def _coefficients(self, index: int, kind: int) -> list[int]:
+    def _coefficients(self, secret: bytes, index: int, kind: int) -> list[int]:
         """Return the polynomial of one of the two secrets."""
-        coefficients = [secret_to_number(self._derive(_TAGS[kind], index))]
+        coefficients = [secret_to_number(secret)]
 
         # Random numbers below the prime: 64 bytes are reduced without a bias that matters.
         for degree in range(1, self._session.threshold):

@@ -74,25 +74,15 @@ def unmask(
         if member.number in survivors:
             key = derive(secret, context, "self", member.number)
             add_key_stream(total, key, sign=-1)
-        else:
-            _remove_pairs(total, member, secret, cohort, survivors, context)
+            continue
+
+        # The masks that the survivors share with who is missing.
+        for other in cohort:
+            if other.number in survivors:
+                key = pair_stream_key(secret, member.number, other, context)
+                add_key_stream(total, key, sign=-1 if other.number < member.number else 1)
 
     return Opened(total, secrets.liars())
-
-
-def _remove_pairs(
-    total: np.ndarray,
-    missing: SumMember,
-    secret: bytes,
-    cohort: Sequence[SumMember],
-    survivors: frozenset[int],
-    context: bytes,
-) -> None:
-    """Take off the masks that the survivors share with who is missing."""
-    for other in cohort:
-        if other.number in survivors:
-            key = pair_stream_key(secret, missing.number, other, context)
-            add_key_stream(total, key, sign=-1 if other.number < missing.number else 1)
 
 
 class _Secrets:
