@@ -142,7 +142,7 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
         RunError: a site refuses.
         SiteLeftError: a site was paused or removed meanwhile.
     """
-    questions = _Questions(exchange, sites)
+    questions = _Questions(exchange, [site.name for site in sites], len(sites))
     descriptions = _describe(questions, file)
     data = [description["data"] for description in descriptions]
     config = _with_test_policy(file.config, questions.names, data)
@@ -199,7 +199,7 @@ def agree_to_continue(
         _plan(config, before.inputs, sites), lineage=(*before.lineage, before.run)
     )
 
-    questions = _Questions(exchange, sites)
+    questions = _Questions(exchange, [site.name for site in sites], len(sites))
 
     def check(client: int, head: Mapping[str, Any]) -> None:
         _check_torch(questions.names[client], head, file.deploy)
@@ -274,7 +274,7 @@ def ask_to_join(
         RunError: it refuses, as where its data do not fit the model.
     """
     plan = agreement.plan
-    questions = _Questions(exchange, [site], first=len(agreement.members), needed=0)
+    questions = _Questions(exchange, [site.name], needed=0, first=len(agreement.members))
     try:
         (described,) = questions.ask("describe", _about_data(plan))
         _check_torch(site.name, described, deploy)
@@ -307,29 +307,16 @@ def merge_classes(sites: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-class _Questions:
+class _Questions(NamedTuple):
     """Asks sites something before their first round."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        sites: Sequence[Registered],
-        *,
-        first: int = 0,
-        needed: int | None = None,
-    ) -> None:
-        """Ask sites.
-
-        Args:
-            exchange: with them.
-            sites: by number.
-            first: number of the first one.
-            needed: answers that are waited for, however long that takes; None: all.
-        """
-        self._exchange = exchange
-        self._first = first
-        self._needed = len(sites) if needed is None else needed
-        self.names = [site.name for site in sites]
+    exchange: Exchange
+    names: Sequence[str]
+    """Of the sites, by number."""
+    needed: int
+    """Answers that are waited for, however long that takes."""
+    first: int = 0
+    """Number of the first site."""
 
     def ask(
         self,
@@ -348,7 +335,7 @@ class _Questions:
         """
         head = {"kind": kind, "protocol": PROTOCOL, "fedtailor": __version__, **question}
         blobs = {} if plan is None else {"plan": plan.raw}
-        clients = range(self._first, self._first + len(self.names))
+        clients = range(self.first, self.first + len(self.names))
         requests = {client: Envelope({**head, "client": client}, blobs) for client in clients}
         heads: dict[int, dict[str, Any]] = {}
 
@@ -356,12 +343,12 @@ class _Questions:
             if answer.head.get("kind") != kind:
                 return False
 
-            _refuse_refusal(self.names[client - self._first], answer.head)
+            _refuse_refusal(self.names[client - self.first], answer.head)
             check(client, answer.head)
             heads[client] = answer.head
             return True
 
-        self._exchange.ask(requests, needed=self._needed, accept=accept)
+        self.exchange.ask(requests, needed=self.needed, accept=accept)
         if len(heads) < len(requests):
             raise SiteLeftError
         return [heads[client] for client in clients]

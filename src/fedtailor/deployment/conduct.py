@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import one_line, unknown_name
@@ -20,34 +20,29 @@ MOST_OFFENCES = 3
 """After this many, a site is excluded."""
 
 
-class Conduct:
+class Conduct(NamedTuple):
     """What the sites of a run have done wrong."""
 
-    def __init__(self, folder: Path, run: str, names: Sequence[str]) -> None:
-        """Continue what is noted.
-
-        Args:
-            folder: of the server.
-            run: name of the run's folder.
-            names: of the sites, by number.
-        """
-        self._folder = folder
-        self._run = run
-        self._names = names
+    folder: Path
+    """Of the server."""
+    run: str
+    """Name of the run's folder."""
+    names: Sequence[str]
+    """Of the sites, by number."""
 
     def note(self, client: int, stage: str, round: int, reason: str) -> None:
         """Note what a site has sent. A round that is done again counts once."""
-        offences = read_offences(self._folder)
-        mine = offences.setdefault(self._names[client], [])
-        request = {"run": self._run, "round": round, "stage": stage}
+        offences = read_offences(self.folder)
+        mine = offences.setdefault(self.names[client], [])
+        request = {"run": self.run, "round": round, "stage": stage}
         if not any(request.items() <= offence.items() for offence in mine):
             mine.append({**request, "reason": one_line(reason)})
-            write_offences(self._folder, offences)
+            write_offences(self.folder, offences)
 
     def excluded(self) -> dict[int, str]:
         """Return the excluded sites by number, each with the reason."""
-        reasons = excluded_sites(self._folder)
-        return {client: reasons[name] for client, name in enumerate(self._names) if name in reasons}
+        reasons = excluded_sites(self.folder)
+        return {client: reasons[name] for client, name in enumerate(self.names) if name in reasons}
 
 
 def excluded_sites(folder: Path) -> dict[str, str]:

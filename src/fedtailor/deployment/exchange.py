@@ -66,37 +66,24 @@ class Attendance:
     """What the transport last said of a site that gave no answer."""
 
 
+@dataclass
 class Exchange:
     """Asks sites, and waits for them as ``[deploy]`` says."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        options: DeployOptions,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        notify: Callable[[Attendance], None] = lambda attendance: None,
-        away: Callable[[], Mapping[int, str]] = dict,
-    ) -> None:
-        """Use a transport.
-
-        Args:
-            transport: carries the messages.
-            options: how long to wait.
-            clock: gives seconds.
-            notify: is called with who is there, whenever that may have changed.
-            away: gives the sites that take no part at the moment, and why; nobody waits for them.
-        """
-        self._transport = transport
-        self._options = options
-        self._clock = clock
-        self._notify = notify
-        self.away = away
-        self.attendance = Attendance()
+    transport: Transport
+    """Carries the messages."""
+    options: DeployOptions
+    """How long to wait."""
+    clock: Callable[[], float] = time.monotonic
+    notify: Callable[[Attendance], None] = lambda attendance: None
+    """Is called with who is there, whenever that may have changed."""
+    away: Callable[[], Mapping[int, str]] = dict
+    """Gives the sites that take no part at the moment, and why; nobody waits for them."""
+    attendance: Attendance = field(default_factory=Attendance)
 
     def online(self) -> set[int]:
         """Return the sites that are connected."""
-        return self._transport.online()
+        return self.transport.online()
 
     def ask(
         self,
@@ -121,19 +108,19 @@ class Exchange:
             accept: whether an answer belongs to the request; others are dropped.
         """
         # Late answers to the exchange before this one do not count.
-        self._transport.forget()
-        self._transport.send(requests)
+        self.transport.forget()
+        self.transport.send(requests)
         self.attendance.waiting = dict.fromkeys(requests, time.time())
-        end = self._clock() + self._options.deadline
-        quorum = max(needed, math.ceil(self._options.quorum * len(requests) - 1e-9))
-        repeats = _Repeats(requests, self._options.resend, self._clock())
+        end = self.clock() + self.options.deadline
+        quorum = max(needed, math.ceil(self.options.quorum * len(requests) - 1e-9))
+        repeats = _Repeats(requests, self.options.resend, self.clock())
         answers: dict[int, Envelope] = {}
         failures: dict[int, SiteFailure] = {}
 
         enough = len(requests) if enough is None else enough
         while len(answers) < enough:
-            self._notify(self.attendance)
-            now = self._clock()
+            self.notify(self.attendance)
+            now = self.clock()
             silent = [client for client in requests if client not in answers]
             away = {client: why for client, why in self.away().items() if client in silent}
             for client in away:
@@ -141,7 +128,7 @@ class Exchange:
 
             stopped = {**dict.fromkeys(self._stopped(silent), "it was stopped"), **away}
             if len(answers) >= quorum:  # time runs on, so the first end is the one that counts
-                end = min(end, now + self._options.grace)
+                end = min(end, now + self.options.grace)
 
             is_over = now >= end or len(stopped) == len(silent)
             if is_over and len(answers) >= min(needed, len(requests) - len(away)):
@@ -152,27 +139,27 @@ class Exchange:
             # Requests can be lost, so silent sites are asked again.
             due = repeats.take_due(silent, now)
             if due:
-                self._transport.send({client: requests[client] for client in due})
+                self.transport.send({client: requests[client] for client in due})
 
-            for client, reply in self._transport.receive(_POLL):
+            for client, reply in self.transport.receive(_POLL):
                 if client not in requests:
                     continue
                 if isinstance(reply, Envelope) and accept(client, reply):
                     answers[client] = reply
                     self._note_answer(client)
                 elif self._is_lost(client, reply, failures):
-                    repeats.hasten(client, self._clock())
+                    repeats.hasten(client, self.clock())
 
-        self._transport.forget()
+        self.transport.forget()
         self._note_end(has_enough=len(answers) >= enough)
-        self._notify(self.attendance)
+        self.notify(self.attendance)
         replies: dict[int, Envelope | SiteFailure] = {**failures, **answers}
         return {client: replies[client] for client in requests if client in replies}
 
     def _stopped(self, clients: Iterable[int]) -> list[int]:
         """Return those of some sites that were stopped and have had the time to come back."""
         latest = time.time() - _RETURN
-        stopped = self._transport.stopped()
+        stopped = self.transport.stopped()
         return [client for client in clients if stopped.get(client, math.inf) <= latest]
 
     def _note_end(self, *, has_enough: bool) -> None:

@@ -6,9 +6,10 @@ No torch, because several commands only look at them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, build, check_options, wrong_value
@@ -23,6 +24,8 @@ from fedtailor.experiment.config import (
     read_settings,
     with_tuples,
 )
+
+T = TypeVar("T")
 
 FEDERATION_FILE = "federation.toml"
 FLOWER_FOLDER = "flower"
@@ -163,11 +166,7 @@ def load_federation(path: Path) -> FederationFile:
             sites in one place.
     """
     values = read_settings(path)
-    deploy = build(
-        DeployOptions,
-        with_tuples(check_section("deploy", values.get("deploy", {}))),
-        section="deploy",
-    )
+    deploy = _build_section(DeployOptions, "deploy", values)
     data = check_section("data", values.get("data", {}))
     for key, why in _ONE_MACHINE_ONLY.items():
         if key in data:
@@ -206,12 +205,15 @@ def load_site(folder: Path) -> SiteOptions:
 
     values = read_settings(path)
     values = {"name": "", "data": "", **values}
-    # Two tables of the file.
-    policy = with_tuples(check_section("policy", values.get("policy", {})))
-    values["policy"] = build(SitePolicy, policy, section="policy")
-    privacy = check_section("privacy", values.get("privacy", {}))
-    values["privacy"] = build(SitePrivacy, privacy, section="privacy")
+    values["policy"] = _build_section(SitePolicy, "policy", values)
+    values["privacy"] = _build_section(SitePrivacy, "privacy", values)
     return build(SiteOptions, with_tuples(values), section="site")
+
+
+def _build_section(cls: type[T], name: str, values: Mapping[str, Any]) -> T:
+    """Return the options of a section of a file, which may be missing."""
+    section = check_section(name, values.get(name, {}))
+    return build(cls, with_tuples(section), section=name)
 
 
 def _check_one_seed(path: Path, config: Config) -> None:

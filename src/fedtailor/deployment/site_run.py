@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.deployment.site_masks import SiteMasks
     from fedtailor.deployment.site_releases import SiteReleases
-    from fedtailor.deployment.sum_vector import MaskedAnswer
+    from fedtailor.deployment.sum_vector import SumVector
     from fedtailor.privacy.examples import ExamplePlan
+    from fedtailor.privacy.masks.session import SumRequest
 
 _STATES = "states"
 _DIGEST_FILE = "data.sha256"
@@ -69,6 +70,17 @@ class SiteAnswer(NamedTuple):
     """A tree of tensors: the blob ``out`` of the message."""
     blobs: Mapping[str, bytes] = {}
     """Its other blobs."""
+
+
+class MaskedAnswer(NamedTuple):
+    """An answer that goes into a sum."""
+
+    vector: SumVector
+    """What is where in it."""
+    request: SumRequest
+    """What the sum is of."""
+    blobs: Mapping[str, bytes]
+    """Of the message, which names the members of the sum."""
 
 
 def reason_answer(key: str, reason: str) -> SiteAnswer:
@@ -317,7 +329,7 @@ class SiteRun:
         if not self._has_something_for(work.request):
             raise DataError("this site has nothing to add to this sum.", key="cohort")
 
-        from fedtailor.deployment.sum_vector import MaskedAnswer, SumVector
+        from fedtailor.deployment.sum_vector import SumVector
 
         request = work.request
         fixed: FixedPoint | None = None
@@ -330,7 +342,9 @@ class SiteRun:
             )
 
         vector = SumVector(self.plan, request, work.numbers, self._messages, fixed)
-        return MaskedAnswer(self.masks, vector, work.round, blobs)
+        asked = vector.request(work.round, _received(blobs))
+        self.masks.allow(asked, blobs)
+        return MaskedAnswer(vector, asked, blobs)
 
     def _has_something_for(self, request: Request) -> bool:
         positions = self.prepared.positions
@@ -347,7 +361,8 @@ class SiteRun:
     ) -> dict[str, bytes]:
         """Return the blob of what goes into a sum: an upload, and what the site shares."""
         shared = scores if "scores" in self._options.share else {}
-        return {"masked": masked.mask(upload, shared, numbers)}
+        vector = masked.vector.encode(upload, shared, numbers).numpy()
+        return {"masked": self.masks.mask(masked.request, masked.blobs, vector)}
 
     def _personalize(
         self, work: Work, request: PersonalizeRequest, blobs: Mapping[str, bytes]
@@ -447,9 +462,7 @@ class SiteRun:
         )
 
     def _shared(self, blobs: Mapping[str, bytes]) -> Any:
-        if "shared" not in blobs:
-            raise wrong("shared", "what all sites receive", None)
-        return unpack_download(from_blob(blobs["shared"], self.modules), self._messages)
+        return unpack_download(from_blob(_received(blobs), self.modules), self._messages)
 
     def _keep_model(self, personal: Any, work: Work, reply: PersonalizeReply) -> None:
         """Write the personal model as a new version, and put it in use."""
@@ -493,6 +506,13 @@ class SiteRun:
     def _failed(self, failure: Failure) -> SiteAnswer:
         log.error("the method failed: %s", describe_error(failure.reason))
         return reason_answer("failed", shared_reason(failure.reason, self._options))
+
+
+def _received(blobs: Mapping[str, bytes]) -> bytes:
+    """Return what all sites receive with a request."""
+    if "shared" not in blobs:
+        raise wrong("shared", "what all sites receive", None)
+    return blobs["shared"]
 
 
 def _has_begun(path: Path, digest: str) -> bool:

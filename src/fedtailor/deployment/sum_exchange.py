@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fedtailor.core.errors import FedtailorError, one_line
@@ -25,35 +26,22 @@ class Collected(NamedTuple, Generic[Value]):
     """Why other answers cannot be used."""
 
 
+@dataclass(frozen=True)
 class SumExchange:
     """Asks the sites of a run about its sums."""
 
-    def __init__(
-        self,
-        session: Session,
-        plan: DeploymentPlan,
-        names: Sequence[str],
-        exchange: Exchange,
-        conduct: Conduct,
-    ) -> None:
-        """Ask sites of a run.
-
-        Args:
-            session: the run, as masks know it.
-            plan: of the run.
-            names: of the sites that train, by number.
-            exchange: with the sites.
-            conduct: what sites have done wrong.
-        """
-        self.session = session
-        self.names = names
-        self.conduct = conduct
-        self._plan = plan
-        self._exchange = exchange
+    session: Session
+    """The run, as masks know it."""
+    plan: DeploymentPlan
+    names: Sequence[str]
+    """Of the sites that train, by number."""
+    exchange: Exchange
+    conduct: Conduct
+    """What sites have done wrong."""
 
     def holders(self) -> list[int]:
         """Return the sites that can be asked for shares and signatures."""
-        silent = {**self._exchange.away(), **self.conduct.excluded()}
+        silent = {**self.exchange.away(), **self.conduct.excluded()}
         return [number for number in range(len(self.names)) if number not in silent]
 
     def message(
@@ -64,8 +52,8 @@ class SumExchange:
         blobs: Mapping[str, bytes] | None = None,
     ) -> Envelope:
         """Return a request about sums to a site."""
-        head = {"kind": kind, "run": self._plan.run, "client": number, **head}
-        return Envelope(head, {"plan": self._plan.raw, **(blobs or {})})
+        head = {"kind": kind, "run": self.plan.run, "client": number, **head}
+        return Envelope(head, {"plan": self.plan.raw, **(blobs or {})})
 
     def ask(
         self,
@@ -89,7 +77,7 @@ class SumExchange:
         """
         usable = {}
         reasons = {}
-        answers = self._exchange.ask(
+        answers = self.exchange.ask(
             requests, needed=needed, enough=enough, accept=answers_to(requests)
         )
         for number, answer in answers.items():
@@ -135,7 +123,7 @@ class SumExchange:
         reasons: dict[int, str] = {}
         while len(usable) < needed:
             # A site that was paused meanwhile answers no more.
-            done = {*usable, *reasons, *self._exchange.away()}
+            done = {*usable, *reasons, *self.exchange.away()}
             rest = {number: request for number, request in requests.items() if number not in done}
             missing = needed - len(usable)
             if len(rest) < missing:

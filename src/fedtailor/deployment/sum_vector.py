@@ -19,7 +19,6 @@ from fedtailor.core.upload_checks import Problem, problem_with
 from fedtailor.core.upload_vector import UploadVector
 from fedtailor.deployment.limits import MOST_EXAMPLES
 from fedtailor.deployment.mask_kinds import FINAL
-from fedtailor.deployment.wire import wrong
 from fedtailor.privacy.masks.primitives import digest_of
 from fedtailor.privacy.masks.session import SumRequest, digest_of_download
 from fedtailor.simulation.programs import PersonalizeRequest, Request, TrainRequest
@@ -27,7 +26,6 @@ from fedtailor.simulation.programs import PersonalizeRequest, Request, TrainRequ
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.deployment.plan import DeploymentPlan
-    from fedtailor.deployment.site_masks import SiteMasks
 
 
 class SumVector:
@@ -128,47 +126,3 @@ class SumVector:
     def decode_report(self, total: Tensor, senders: frozenset[int]) -> ReportSums:
         """Return the sums of scores and numbers."""
         return self._report.decode(total[self._of_upload :], senders)
-
-
-class MaskedAnswer:
-    """What becomes of the answer of a site that goes into a sum."""
-
-    def __init__(
-        self,
-        masks: SiteMasks,
-        vector: SumVector,
-        round: int,
-        blobs: Mapping[str, bytes],
-    ) -> None:
-        """Check the sum before any work is done for it.
-
-        Args:
-            masks: of the site.
-            vector: what is in the sum.
-            round: of the request.
-            blobs: of the request: what all sites receive, and who is in the sum.
-
-        Raises:
-            DataError: the sum is refused.
-            RunError: the journal cannot be written.
-        """
-        if "shared" not in blobs:
-            raise wrong("shared", "what all sites receive", None)
-
-        self.vector = vector
-        self._masks = masks
-        self._blobs = blobs
-        self._request = vector.request(round, blobs["shared"])
-        masks.allow(self._request, blobs)
-
-    def mask(
-        self, upload: Upload, scores: Mapping[str, Scores], numbers: Mapping[str, Tensor]
-    ) -> bytes:
-        """Return sound work of a site under masks.
-
-        Raises:
-            DataError: the request is refused.
-            RunError: the journal cannot be written.
-        """
-        vector = self.vector.encode(upload, scores, numbers).numpy()
-        return self._masks.mask(self._request, self._blobs, vector)

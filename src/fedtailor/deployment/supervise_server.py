@@ -28,7 +28,7 @@ from fedtailor.deployment.status import LOG_FILE, PAGE_FILE, StatusFiles
 from fedtailor.deployment.status_port import TOKEN_FILE, StatusPort
 from fedtailor.deployment.supervise import LogFile, NewLines
 from fedtailor.experiment.config import load_config
-from fedtailor.experiment.reader import holds_run
+from fedtailor.experiment.reader import holds_run, read_result
 
 _PAUSE = 0.5
 """Seconds between two looks at the processes."""
@@ -192,9 +192,7 @@ def _choose_run(server_folder: FederationFolder, *, new: bool) -> Path:
 
 
 def _result_of(run: Path) -> dict[str, Any] | None:
-    if not holds_run(run) or not (run / "result.json").is_file():
-        return None
-    return {**read_object(run / "result.json", within=run), "run": str(run)}
+    return read_result(run) if holds_run(run) else None
 
 
 def _result_or_error(outcome: Mapping[str, Any]) -> dict[str, Any]:
