@@ -1,7 +1,6 @@
 """``fedtailor deploy``, ``site`` and ``serve``, as typed. Nothing here starts Flower."""
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -525,7 +524,7 @@ def test_the_sites_of_the_demonstration_trust_each_other(tmp_path):
     """What ``deploy demo --secure`` prepares, by the commands of operator and sites."""
     pytest.importorskip("cryptography", reason="comes with the extra 'flower'")
     server = demo.prepare(tmp_path, rounds=1, port=8123)
-    fingerprint = demo._trust_each_other(tmp_path, [sys.executable, "-m", "fedtailor"], os.environ)
+    fingerprint = demo._trust_each_other(tmp_path)
     demo._write_secure_sums(server / FEDERATION_FILE)
 
     config = load_federation(server / FEDERATION_FILE).config

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ SITES = ("clinic", "hospital", "practice", "registry")
 _MIXED_UP = "registry"
 """The site whose labels are shuffled."""
 _SERVER = "server"
+_COMMAND = [sys.executable, "-m", "fedtailor"]
 _PARTITION = "dirichlet(alpha=1.0, min_size=100)"
 _TEST_SHARE = 0.88
 """So few examples to train on that a federation can help, and enough to tell whether it does."""
@@ -92,26 +93,23 @@ def run_demo(
     server = prepare(folder, rounds=rounds, encoder=encoder, port=free_port())
     say(f"a server and {len(SITES)} sites, each with its own data and key: {', '.join(SITES)}")
 
-    # Every site prints to NAME.log. An encoder may lie in the current folder.
-    command = [sys.executable, "-m", "fedtailor"]
-    places = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
     if secure:
         # A site reads whom it trusts when it starts.
-        fingerprint = _trust_each_other(folder, command, environment)
+        fingerprint = _trust_each_other(folder)
         roster = spell(fingerprint, short=True)
         say(f"the sites trust each other in secure sums, by the roster {roster}")
 
-    with Supervisor(folder, environment) as sites:
+    # Every site prints to NAME.log.
+    with Supervisor(folder, _environment()) as sites:
         for name in SITES:
-            sites.start(name, [*command, "site", "start", str((folder / name).resolve())])
+            sites.start(name, [*_COMMAND, "site", "start", str((folder / name).resolve())])
 
         say("the sites are starting; the server waits for them")
-        _serve(folder, command, environment)
+        _serve(folder)
         if secure:
             say("the same again with secure sums")
             _write_secure_sums(server / FEDERATION_FILE)
-            _serve(folder, command, environment, "--new")
+            _serve(folder, "--new")
 
     say("a simulation of the same run, to compare")
     runs = FederationFolder(server).runs()
@@ -181,16 +179,20 @@ def prepare(folder: Path, *, rounds: int, encoder: str = "", port: int) -> Path:
     return server
 
 
-def _serve(
-    folder: Path, command: Sequence[str], environment: Mapping[str, str], *options: str
-) -> None:
+def _environment() -> dict[str, str]:
+    """Return the environment of all processes. An encoder may lie in the current folder."""
+    places = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+
+
+def _serve(folder: Path, *options: str) -> None:
     """Make one run.
 
     Raises:
         RunError: it fails.
     """
-    arguments = [*command, "serve", str(folder / _SERVER), *options]
-    done = subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, env=environment)
+    arguments = [*_COMMAND, "serve", str(folder / _SERVER), *options]
+    done = subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, env=_environment())
 
     # Ctrl-C reached the server too.
     if done.returncode in (6, 130):
@@ -200,7 +202,7 @@ def _serve(
         raise RunError(f"the server ended with code {done.returncode}; {logs}.", path=folder)
 
 
-def _trust_each_other(folder: Path, command: Sequence[str], environment: Mapping[str, str]) -> str:
+def _trust_each_other(folder: Path) -> str:
     """Do what operator and sites do before secure sums, and return the fingerprint.
 
     Raises:
@@ -208,9 +210,8 @@ def _trust_each_other(folder: Path, command: Sequence[str], environment: Mapping
     """
 
     def run_command(*arguments: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [*command, *arguments, "--json"], check=False, capture_output=True, env=environment
-        )
+        command = [*_COMMAND, *arguments, "--json"]
+        done = subprocess.run(command, check=False, capture_output=True, env=_environment())
         if done.returncode != 0:
             output = (done.stdout + done.stderr).decode(errors="replace").strip()
             raise RunError(f"fedtailor {' '.join(arguments)}: {output}", path=folder)

@@ -81,10 +81,6 @@ class Exchange:
     """Gives the sites that take no part at the moment, and why; nobody waits for them."""
     attendance: Attendance = field(default_factory=Attendance)
 
-    def online(self) -> set[int]:
-        """Return the sites that are connected."""
-        return self.transport.online()
-
     def ask(
         self,
         requests: Mapping[int, Envelope],

@@ -59,11 +59,6 @@ class Summed(NamedTuple, Generic[Reply]):
     """The sums of uploads, by field."""
 
     @property
-    def problem(self) -> str:
-        """Why there is no sum; empty: there is one."""
-        return self.report.problem
-
-    @property
     def lowest(self) -> int:
         """The lowest number of a site that is in the sum; -1 without a sum."""
         return min(self.report.clients, default=-1)
@@ -190,9 +185,9 @@ class RemoteClients:
         summed = self._ask_for_sum(
             question, read, cohort=reduction.cohort, others=others, fixed=fixed
         )
-        if summed.problem:
+        if summed.report.problem:
             # Nothing is known of any upload.
-            failure = Failure(NoAnswer(f"no secure sum: {summed.problem}"))
+            failure = Failure(NoAnswer(f"no secure sum: {summed.report.problem}"))
             for client in question.clients:
                 yield client, failure
             return

@@ -330,7 +330,7 @@ class _ServedRun:
                 continue
 
             exchange = self.connect([*self.names, site.name])
-            is_connected = len(self.names) in exchange.online()
+            is_connected = len(self.names) in exchange.transport.online()
             if not is_connected:
                 continue
 

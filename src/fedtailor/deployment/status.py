@@ -114,7 +114,8 @@ class StatusReader:
         self._folder = folder
         self._path = run
         self._deadline = load_federation(folder / FEDERATION_FILE).deploy.deadline
-        self._run: _Run | None = None
+        self._run = _Run("", 0, False, ())
+        """Without the name of a method until there is a plan."""
         self._rounds = _Records(run / "rounds.jsonl")
         self._clients = _Records(run / "clients.jsonl")
         self._seconds: dict[int, float] = {}
@@ -136,10 +137,9 @@ class StatusReader:
 
         run = self._run
         done = max(self._seconds, default=0)
-        rounds = 0 if run is None else run.rounds
         now = time.time()
-        result = None if run is None else read_result(self._path)
-        if state == "running" and run is None:
+        result = read_result(self._path) if run.algorithm else None
+        if state == "running" and not run.algorithm:
             state = "starting"
 
         said = latest_sentences(self._folder / LOG_FILE)[-MOST_MESSAGES:]
@@ -149,12 +149,12 @@ class StatusReader:
             "run": self._path.name,
             "state": state if result is None else "finished",
             "message": message,
-            "algorithm": "" if run is None else run.algorithm,
-            "secure_sums": False if run is None else run.has_sums,
+            "algorithm": run.algorithm,
+            "secure_sums": run.has_sums,
             "round": done,
-            "rounds": rounds,
+            "rounds": run.rounds,
             "round_seconds": self._seconds.get(done),
-            "seconds_left": self._seconds_left(rounds, done, now),
+            "seconds_left": self._seconds_left(run.rounds, done, now),
             "bytes": self._num_bytes(),
             "sites": self._sites(now),
             "curves": {point: thinned(curve) for point, curve in self._means.items()},
@@ -173,7 +173,7 @@ class StatusReader:
         if not (self._path / PLAN_FILE).is_file():
             return
 
-        if self._run is None:
+        if not self._run.algorithm:
             config = load_config(self._path / CONFIG_FILE)
             has_sums = config.privacy.secure_sums
             self._run = _Run(config.algorithm.name, config.schedule.rounds, has_sums, ())
@@ -193,7 +193,7 @@ class StatusReader:
             self._of_sites.clear()
         with content_of(self._path / "clients.jsonl"):
             for record in records:
-                self._add_client(self._run, record)
+                self._add_client(record)
 
     def _add_round(self, record: Mapping[str, Any]) -> None:
         number = int(record["round"])
@@ -206,8 +206,9 @@ class StatusReader:
                 curve = self._means.setdefault(str(evaluation["point"]), {})
                 curve[number] = float(accuracy["mean"])
 
-    def _add_client(self, run: _Run, record: Mapping[str, Any]) -> None:
+    def _add_client(self, record: Mapping[str, Any]) -> None:
         """Add the accuracy of a personalized model, if its site shows it."""
+        run = self._run
         if record["point"] != "personalized" or record.get("test_set") != "clients":
             return
         if record.get("accuracy") is None or not run.shows_scores_of(record["client"]):
@@ -235,7 +236,7 @@ class StatusReader:
     def _sites(self, now: float) -> list[dict[str, Any]]:
         """Return what is known of every site, in the order of the run; then those that join."""
         registered = {site.name: site for site in FederationFolder(self._folder).sites()}
-        names = [] if self._run is None else [str(site["name"]) for site in self._run.sites]
+        names = [str(site["name"]) for site in self._run.sites]
         attendance = read_attendance(self._folder)
         excluded = excluded_sites(self._folder)
         sites = []

@@ -338,10 +338,7 @@ class _TooLargeError(Exception):
 
 async def _read_small(request: Request) -> bytes:
     """Return the body of a request, for which little room and time is given."""
-    body = b""
-    async for chunk in _limited(request, _SMALL_BYTES, _SMALL_SECONDS):
-        body += chunk
-    return body
+    return b"".join([chunk async for chunk in _limited(request, _SMALL_BYTES, _SMALL_SECONDS)])
 
 
 async def _limited(request: Request, size: int, seconds: float) -> AsyncIterator[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
@@ -19,11 +19,7 @@ def main(grid: Grid, context: Context) -> None:
 
     folder = Path(str(context.run_config["folder"]))
     goodbyes = Goodbyes(folder / FLOWER_FOLDER / GOODBYES_FILE)
-
-    def transport(node_of: Mapping[int, int]) -> GridTransport:
-        return GridTransport(grid, node_of, goodbyes)
-
-    serve_app(folder, transport)
+    serve_app(folder, partial(GridTransport, grid, goodbyes=goodbyes))
 
 
 server_app = ServerApp()

@@ -142,7 +142,7 @@ class MaskingSite:
         return self._keys.sign(masked_digest(self._session, context))
 
     def agree(
-        self, request: SumRequest, cohort: Sequence[SumMember], survivors: Iterable[int]
+        self, request: SumRequest, cohort: Sequence[SumMember], survivors: frozenset[int]
     ) -> bytes:
         """Return a signature of who is in a sum; a site agrees to one such set only.
 
@@ -150,16 +150,15 @@ class MaskingSite:
             RefusedError: this site has settled on another set, or the set cannot be right.
             RunError: the journal cannot be written.
         """
-        in_sum = frozenset(survivors)
-        context = self._context(request, cohort, in_sum)
-        self._settle(request, context, in_sum)
-        return self._keys.sign(survivors_digest(self._session, context, in_sum))
+        context = self._context(request, cohort, survivors)
+        self._settle(request, context, survivors)
+        return self._keys.sign(survivors_digest(self._session, context, survivors))
 
     def open(
         self,
         request: SumRequest,
         cohort: Sequence[SumMember],
-        survivors: Iterable[int],
+        survivors: frozenset[int],
         sealed: Mapping[int, bytes],
         confirmed: Mapping[int, bytes],
         agreed: Mapping[int, bytes],
@@ -182,15 +181,14 @@ class MaskingSite:
             RefusedError: sites do not agree, or this would open two sums.
             RunError: the journal cannot be written.
         """
-        in_sum = frozenset(survivors)
-        context = self._context(request, cohort, in_sum)
+        context = self._context(request, cohort, survivors)
         self._check_signatures(cohort)
-        self._check_confirmed(context, in_sum, confirmed)
-        if len(in_sum) < len(cohort):
-            self._check_agreed(context, in_sum, agreed)
-        self._settle(request, context, in_sum)
+        self._check_confirmed(context, survivors, confirmed)
+        if len(survivors) < len(cohort):
+            self._check_agreed(context, survivors, agreed)
+        self._settle(request, context, survivors)
 
-        wanted = {member: member.number in in_sum for member in cohort}
+        wanted = {member: member.number in survivors for member in cohort}
         self._check_opened(request, context, wanted)
         shares = {member: self._shares_of(member, sealed) for member in cohort}
         self._journal.note_opened(request, context, wanted)
