@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError
@@ -22,6 +22,9 @@ from fedtailor.deployment.federation_folder import FederationFolder, check_name
 from fedtailor.deployment.keys import PublicKey, parse_public_key
 from fedtailor.deployment.options import FEDERATION_FILE, load_federation
 from fedtailor.privacy.options import colluding_of, threshold_of
+
+if TYPE_CHECKING:
+    from fedtailor.privacy.masks.session import Session
 
 ROSTER_FILE = "roster.json"
 """In the folder of a site: the roster that it has pinned."""
@@ -64,6 +67,13 @@ class SiteRoster:
     def fewest(self) -> int:
         """Sites that a sum is over at least: two of them do not work with the server."""
         return max(self.smallest_sum, self.colluding + 2)
+
+    def session(self, run: str, smallest: int = 0) -> Session:
+        """Return a run as masks know it; ``smallest``: a larger sum that a site asks for."""
+        from fedtailor.privacy.masks.session import Session
+
+        points = tuple(site.key.point for site in self.sites)
+        return Session(run, points, self.threshold, self.colluding, max(self.fewest, smallest))
 
     @cached_property
     def digest(self) -> bytes:

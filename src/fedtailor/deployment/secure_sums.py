@@ -43,7 +43,7 @@ from fedtailor.privacy.masks.keys import (
     read_bundles,
 )
 from fedtailor.privacy.masks.primitives import RefusedError
-from fedtailor.privacy.masks.session import Session, SumRequest
+from fedtailor.privacy.masks.session import SumRequest
 from fedtailor.simulation.programs import TrainRequest
 
 MASKS = "masks"
@@ -79,13 +79,7 @@ class SecureSums:
         Raises:
             DataError: a file of the folder is damaged.
         """
-        self.session = Session(
-            plan.run,
-            tuple(site.key.point for site in roster.sites),
-            roster.threshold,
-            roster.colluding,
-            roster.fewest,
-        )
+        self.session = roster.session(plan.run)
         self.folder = folder / MASKS
         names = [site.name for site in roster.sites]
         self._exchange = SumExchange(self.session, plan, names, exchange, conduct)

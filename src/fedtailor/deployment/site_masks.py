@@ -41,12 +41,7 @@ from fedtailor.deployment.wire import whole
 from fedtailor.privacy.masks.journal import Journal
 from fedtailor.privacy.masks.keys import SiteKeys, write_bundles
 from fedtailor.privacy.masks.primitives import RefusedError, digest_of
-from fedtailor.privacy.masks.session import (
-    Session,
-    SumMember,
-    SumRequest,
-    read_cohort,
-)
+from fedtailor.privacy.masks.session import SumMember, SumRequest, read_cohort
 from fedtailor.privacy.masks.site import MaskingSite
 
 _MASTER_FILE = "masks.key"
@@ -98,13 +93,7 @@ class SiteMasks:
                 "'fedtailor site trust' at all sites."
             )
 
-        self.session = Session(
-            plan.run,
-            tuple(site.key.point for site in roster.sites),
-            roster.threshold,
-            roster.colluding,
-            max(roster.fewest, options.privacy.smallest_sum),
-        )
+        self.session = roster.session(plan.run, options.privacy.smallest_sum)
         self._plan = plan
         self._journal = Journal(states / _JOURNAL_FILE)
         self._keys = SiteKeys(

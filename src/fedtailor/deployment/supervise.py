@@ -16,6 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -164,66 +165,62 @@ class Supervisor:
         return _marked(self._mark) | {process.pid for process in running if process is not None}
 
 
+@dataclass
 class _Child:
     """A child and its present process."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        folder: Path,
-        environment: Mapping[str, str],
-        mark: str,
-        clock: Callable[[], float],
-    ) -> None:
-        self.log = folder / f"{name}.log"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.reason = ""
-        self._name = name
-        self._command = list(command)
-        self._folder = folder
-        self._environment = environment
-        self._mark = mark
-        self._clock = clock
-        self._started = 0.0
-        self._log_start = 0
-        self._wait = FIRST_WAIT
-        self._due = 0.0
+    name: str
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+    mark: str
+    clock: Callable[[], float]
+    process: subprocess.Popen[bytes] | None = None
+    reason: str = ""
+    started: float = 0.0
+    log_start: int = 0
+    wait: float = FIRST_WAIT
+    """Before the next restart."""
+    due: float = 0.0
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
 
     def start(self) -> None:
         try:
             with self.log.open("ab") as log:
-                self._log_start = log.tell()
+                self.log_start = log.tell()
                 self.process = subprocess.Popen(
-                    self._command,
+                    self.command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=self._environment,
-                    cwd=self._folder,
+                    env=self.environment,
+                    cwd=self.folder,
                     start_new_session=True,  # Ctrl-C at the terminal reaches the supervisor only
                 )
         except OSError as error:
-            message = f"cannot start '{self._name}': {error.strerror}"
-            raise RunError(message, key=self._name, path=self._command[0]) from error
+            message = f"cannot start '{self.name}': {error.strerror}"
+            raise RunError(message, key=self.name, path=self.command[0]) from error
 
-        self._started = self._clock()
+        self.started = self.clock()
 
     def watch(self) -> Ended | None:
         """Return the process's end if it is new; start another if it is due."""
         if self.process is None:
-            return self._start_again() if self._clock() >= self._due else None
+            return self._start_again() if self.clock() >= self.due else None
 
         code = self.process.poll()
         if code is None:
             return None
 
         # Its own children must not meet those of its successor, for instance at a port.
-        _end(lambda: _marked(self._mark), grace=2.0)
+        _end(lambda: _marked(self.mark), grace=2.0)
 
         # After a long life, the process is not in a loop of crashes: the wait is short again.
-        if self._clock() - self._started >= LONG_LIFE:
-            self._wait = FIRST_WAIT
+        if self.clock() - self.started >= LONG_LIFE:
+            self.wait = FIRST_WAIT
 
         self.process = None
         return self._ended(code, self.output())
@@ -232,7 +229,7 @@ class _Child:
         return self.process is not None and self.process.poll() is None
 
     def output(self) -> str:
-        return _tail(self.log, self._log_start)
+        return _tail(self.log, self.log_start)
 
     def _start_again(self) -> Ended | None:
         try:
@@ -242,10 +239,10 @@ class _Child:
         return None
 
     def _ended(self, code: int, output: str) -> Ended:
-        end = Ended(self._name, code, self._wait, output, self.reason)
+        end = Ended(self.name, code, self.wait, output, self.reason)
         self.reason = ""
-        self._due = self._clock() + self._wait
-        self._wait = min(2 * self._wait, LONGEST_WAIT)
+        self.due = self.clock() + self.wait
+        self.wait = min(2 * self.wait, LONGEST_WAIT)
         return end
 
 

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import rng, tree
-from fedtailor.core.devices import to_host
+from fedtailor.core.devices import HOST, placed, to_host
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Mean, Messages, Received, Sum, Upload
 from fedtailor.core.reduction import FieldSum, PartialSum
+from fedtailor.core.upload_layout import layout_of
 from fedtailor.privacy.added_noise import AddedNoise
 from fedtailor.privacy.mechanism import ClientMechanism, Sent
 
@@ -237,21 +238,8 @@ def _drawn(fields: Messages, key: rng.Key) -> np.ndarray:
 
 def _unpacked(fields: Messages, packed: np.ndarray) -> np.ndarray:
     """Return the numbers of all fields in one vector, with both halves of covariances."""
-    parts = []
-    start = 0
-    for field in fields.values():
-        for shape in field.leaf_shapes().values():
-            full = np.empty(shape, dtype=packed.dtype)
-            if field.kind == "covariance":
-                rows, columns = np.triu_indices(shape[-1])
-                size = math.prod(shape[:-2]) * len(rows)
-                half = packed[start : start + size].reshape(*shape[:-2], len(rows))
-                full[..., rows, columns] = half
-                full[..., columns, rows] = half
-            else:
-                size = math.prod(shape)
-                full[...] = packed[start : start + size].reshape(shape)
-            parts.append(full.ravel())
-            start += size
-
-    return np.concatenate(parts)
+    with placed(HOST):
+        numbers = torch.from_numpy(packed)
+        return np.concatenate(
+            [part.read(numbers).flatten().numpy() for part in layout_of(fields).values]
+        )
