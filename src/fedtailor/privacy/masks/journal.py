@@ -12,7 +12,7 @@ from typing import Any
 
 from fedtailor.core.atomic import append_lines, cut_unfinished_line
 from fedtailor.core.reading import UNEXPECTED, damaged, read_lines
-from fedtailor.privacy.masks.session import SumMember, SumRequest
+from fedtailor.privacy.masks.session import SumRequest
 
 Kind = tuple[str, int]
 """The kind and the round of a request."""
@@ -65,24 +65,10 @@ class Journal:
         """Note the channel keys of all sites."""
         self._add({"step": "channels", "keys": [key.hex() for key in channels]})
 
-    def note_mask(self, request: SumRequest, index: int, context: bytes) -> None:
-        """Note that a request to mask was allowed."""
-        self._add({"step": "mask", **_about(request, context), "index": index})
-
-    def note_vector(self, request: SumRequest, context: bytes, digest: str) -> None:
-        """Note which vector was masked."""
-        self._add({"step": "vector", **_about(request, context), "sha256": digest})
-
-    def note_settled(self, request: SumRequest, context: bytes, survivors: frozenset[int]) -> None:
-        """Note who is in a sum."""
-        self._add({"step": "settle", **_about(request, context), "survivors": sorted(survivors)})
-
-    def note_opened(
-        self, request: SumRequest, context: bytes, shares: Mapping[SumMember, bool]
-    ) -> None:
-        """Note which shares were given away: whether of the own mask, by member."""
-        rows = [[member.number, member.key_index, is_own] for member, is_own in shares.items()]
-        self._add({"step": "open", **_about(request, context), "shares": rows})
+    def note(self, step: str, request: SumRequest, context: bytes, **values: Any) -> None:
+        """Note a step of a sum (mask, vector, settle, open), and what it was done with."""
+        about = {"kind": request.kind, "round": request.round, "attempt": request.attempt}
+        self._add({"step": step, **about, "context": context.hex(), **values})
 
     def _add(self, record: Mapping[str, Any]) -> None:
         if self._path is not None:
@@ -113,12 +99,3 @@ class Journal:
                 self.opened[int(number), int(index)] = (context, bool(is_own))
         else:
             raise ValueError(step)
-
-
-def _about(request: SumRequest, context: bytes) -> dict[str, Any]:
-    return {
-        "kind": request.kind,
-        "round": request.round,
-        "attempt": request.attempt,
-        "context": context.hex(),
-    }

@@ -125,7 +125,7 @@ class MaskingSite:
             raise RefusedError(f"a sum of round {request.round} was opened already.")
 
         if mine.key_index not in journal.masked:
-            journal.note_mask(request, mine.key_index, context)
+            journal.note("mask", request, context, index=mine.key_index)
 
     def confirm(self, request: SumRequest, cohort: Sequence[SumMember]) -> bytes:
         """Return a signature that this site has masked a vector for a sum.
@@ -191,7 +191,8 @@ class MaskingSite:
         wanted = {member: member.number in survivors for member in cohort}
         self._check_opened(request, context, wanted)
         shares = {member: self._shares_of(member, sealed) for member in cohort}
-        self._journal.note_opened(request, context, wanted)
+        rows = [[member.number, member.key_index, is_own] for member, is_own in wanted.items()]
+        self._journal.note("open", request, context, shares=rows)
         return {
             member.number: _pick(share, is_own=wanted[member]) for member, share in shares.items()
         }
@@ -208,7 +209,7 @@ class MaskingSite:
         if self._journal.vectors.get(context, digest) != digest:
             raise RefusedError("this site has masked another vector for this sum.")
         if context not in self._journal.vectors:
-            self._journal.note_vector(request, context, digest)
+            self._journal.note("vector", request, context, sha256=digest)
 
         own = derive(self._keys.own_secret(index), context, "self", self._number)
         add_key_stream(masked, own, sign=1)
@@ -243,7 +244,7 @@ class MaskingSite:
             )
 
         if context not in journal.settled:
-            journal.note_settled(request, context, survivors)
+            journal.note("settle", request, context, survivors=sorted(survivors))
 
     def _check_opened(
         self, request: SumRequest, context: bytes, wanted: Mapping[SumMember, bool]
