@@ -252,9 +252,7 @@ def _agreement(
     return agreement
 
 
-def ask_to_join(
-    exchange: Exchange, deploy: DeployOptions, agreement: Agreement, site: Registered
-) -> Member | None:
+def ask_to_join(exchange: Exchange, agreement: Agreement, site: Registered) -> Member | None:
     """Ask a site whether it can join a run under way, and return what it says of itself.
 
     It must take its examples as the plan says: classes, columns, mean and deviation stay as they
@@ -262,7 +260,6 @@ def ask_to_join(
 
     Args:
         exchange: with the sites of the run, and this one after them.
-        deploy: says whether sites may have other versions of torch.
         agreement: of the sites of the run.
         site: as it is registered.
 
@@ -277,7 +274,7 @@ def ask_to_join(
     questions = _Questions(exchange, [site.name], needed=0, first=len(agreement.members))
     try:
         (described,) = questions.ask("describe", _about_data(plan))
-        _check_torch(site.name, described, deploy)
+        _check_torch(site.name, described, exchange.options)
         (counted,) = questions.ask("begin", {"moments": False}, plan=plan)
     except SiteLeftError:
         return None

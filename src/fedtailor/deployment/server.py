@@ -116,7 +116,7 @@ def serve_rounds(
         before = None if start is None else FinishedRun.read(start, file)
         _make_folder(run, _begin(folder, file, connect, before), text, before)
 
-    return _serve(folder, run, file.deploy, connect)
+    return _serve(folder, run, connect)
 
 
 def _begin(
@@ -192,7 +192,7 @@ class _AttendanceNotes:
         write_attendance(self._folder, sites)
 
 
-def _serve(folder: Path, path: Path, deploy: DeployOptions, connect: Connect) -> dict[str, Any]:
+def _serve(folder: Path, path: Path, connect: Connect) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
     is_under_way = False
     waits = _Waits()
@@ -200,7 +200,7 @@ def _serve(folder: Path, path: Path, deploy: DeployOptions, connect: Connect) ->
     while result is None:
         # Sites may have joined.
         agreement = read_agreement(path)
-        run = _ServedRun(folder, path, agreement, deploy, connect, waits)
+        run = _ServedRun(folder, path, agreement, connect, waits)
         with exclusive(path):
             _note_members(path, agreement)
             result = run.serve(under_way=is_under_way)
@@ -237,13 +237,11 @@ class _ServedRun:
         folder: Path,
         path: Path,
         agreement: Agreement,
-        deploy: DeployOptions,
         connect: Connect,
         waits: _Waits,
     ) -> None:
         self.path = path
         self.agreement = agreement
-        self.deploy = deploy
         self.connect = connect
         self.waits = waits
         self.names = [member.name for member in agreement.members]
@@ -336,7 +334,7 @@ class _ServedRun:
 
             problem = "it does not answer"
             try:
-                member = ask_to_join(exchange, self.deploy, self.agreement, site)
+                member = ask_to_join(exchange, self.agreement, site)
             except (DataError, RunError) as error:
                 member = None
                 problem = error.message

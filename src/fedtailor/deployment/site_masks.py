@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ _MASTER_FILE = "masks.key"
 _JOURNAL_FILE = "masks.jsonl"
 _MASTER_BYTES = 32
 
-Answer = tuple[dict[str, object], dict[str, bytes], str]
+Answer = tuple[dict[str, Any], dict[str, bytes], str]
 """Head and blobs of an answer, and what the log of the site says of it."""
 
 
@@ -174,10 +175,7 @@ class SiteMasks:
             )
 
         channel = self._keys.channel()
-        head: dict[str, object] = {
-            "channel": channel.key.hex(),
-            "signature": channel.signature.hex(),
-        }
+        head = {"channel": channel.key.hex(), "signature": channel.signature.hex()}
         return head, {}, "a key for shares of masks"
 
     def _make_keys(self, message: Envelope) -> Answer:
@@ -186,8 +184,7 @@ class SiteMasks:
         channels = message.blobs.get("channels", b"")
         self._site.learn_channels(read_channels(channels, self.session))
         bundles = write_bundles(self._site.bundles(range(first, first + count)))
-        head: dict[str, object] = {"first": first, "count": count}
-        return head, {"bundles": bundles}, "keys of masks"
+        return {"first": first, "count": count}, {"bundles": bundles}, "keys of masks"
 
     def _count_classes(self, message: Envelope, classes: np.ndarray) -> Answer:
         """Say under masks which classes there are."""

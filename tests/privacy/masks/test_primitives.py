@@ -20,7 +20,7 @@ from fedtailor.privacy.masks.primitives import (
     sign,
     unseal,
 )
-from fedtailor.privacy.masks.shares import combine, make_share, secret_to_number, weights_of
+from fedtailor.privacy.masks.shares import combine, make_share, weights_of
 from masked_world import IDENTITIES, POINTS
 
 
@@ -97,7 +97,7 @@ def test_a_signature_is_of_one_site_and_one_digest():
 
 def test_any_three_of_five_shares_give_the_secret_and_two_do_not():
     secret = bytes(range(200, 232))
-    coefficients = [secret_to_number(secret), 2**255 + 5, 3**150]
+    coefficients = [int.from_bytes(secret, "little"), 2**255 + 5, 3**150]
     shares = {holder: make_share(coefficients, holder) for holder in range(5)}
 
     for count in range(3, 6):

@@ -31,7 +31,7 @@ from fedtailor.privacy.masks.session import (
     read_member,
     write_cohort,
 )
-from fedtailor.privacy.masks.shares import PRIME, SHARE_BYTES, make_share, secret_to_number
+from fedtailor.privacy.masks.shares import PRIME, SHARE_BYTES, make_share
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -133,12 +133,12 @@ class SiteKeys:
 
     def _coefficients(self, secret: bytes, index: int, kind: int) -> list[int]:
         """Return the polynomial of one of the two secrets."""
-        coefficients = [secret_to_number(secret)]
+        coefficients = [int.from_bytes(secret, "little")]
 
         # Random numbers below the prime: 64 bytes are reduced without a bias that matters.
         for degree in range(1, self._session.threshold):
             raw = self._derive("share", index, kind, degree, length=64)
-            coefficients.append(secret_to_number(raw) % PRIME)
+            coefficients.append(int.from_bytes(raw, "little") % PRIME)
 
         return coefficients
 

@@ -26,11 +26,6 @@ def make_share(coefficients: Sequence[int], holder: int) -> bytes:
     return value.to_bytes(SHARE_BYTES, "little")
 
 
-def secret_to_number(secret: bytes) -> int:
-    """Return a secret as a number."""
-    return int.from_bytes(secret, "little")
-
-
 def weights_of(holders: Sequence[int]) -> dict[int, int]:
     """Return by what shares are multiplied, so that they add up to the secret."""
     weights = {}
