@@ -50,18 +50,13 @@ class _StateFile(NamedTuple):
     """The start of the SHA-256 of its content."""
 
 
-class SiteState:
+class SiteState(NamedTuple):
     """The states of one site in one run, in a folder."""
 
-    def __init__(self, folder: Path, *, modules: Collection[str]) -> None:
-        """Use a folder, which is made when the first state is written.
-
-        Args:
-            folder: of this run.
-            modules: whose NamedTuples a state may hold, see :func:`fedtailor.core.codec.decode`.
-        """
-        self.folder = folder
-        self._modules = modules
+    folder: Path
+    """Of this run; it is made when the first state is written."""
+    modules: Collection[str]
+    """Whose NamedTuples a state may hold, see :func:`fedtailor.core.codec.decode`."""
 
     def save(self, version: Version, state: Tree) -> None:
         """Write a state; when this returns, it survives a crash of the machine.
@@ -70,7 +65,7 @@ class SiteState:
             RunError: the file cannot be written.
         """
         # The digest in the name tells a damaged file from a whole one.
-        raw = encode(state, modules=self._modules)
+        raw = encode(state, modules=self.modules)
         digest = hashlib.sha256(raw).hexdigest()[:16]
         name = f"round-{version.round:06d}-{version.attempt:02d}-{digest}.safetensors"
         make_folder(self.folder, mode=0o700)
@@ -100,7 +95,7 @@ class SiteState:
         raw = read_file(file.path, limit=_LARGEST, within=self.folder)
         if hashlib.sha256(raw).hexdigest()[:16] != file.digest:
             raise damaged(file.path, "its SHA-256 is not the one in its name")
-        return decode(raw, modules=self._modules)
+        return decode(raw, modules=self.modules)
 
     def _find(self, version: Version) -> _StateFile:
         for file in self._files():

@@ -28,10 +28,7 @@ _WHO_OF_STEPS = {
     "sites": "whoever sees uploads or the global models, the largest of all clients",
 }
 """The same of noise in steps of training."""
-_WHO_AT_SITES = {
-    "server": _WHO_OF_STEPS["server"],
-    "sites": "whoever sees uploads or the global models",
-}
+_WHO_AT_SITES = {**_WHO_OF_STEPS, "sites": "whoever sees uploads or the global models"}
 _NOT_COVERED_AT_SITES = (
     "scores",
     "numbers of examples",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError
@@ -16,17 +17,16 @@ GOODBYES_FILE = "goodbyes.json"
 """In the folder of Flower's programs at the server."""
 
 
-class Goodbyes:
+class Goodbyes(NamedTuple):
     """The nodes that have said good-bye and have not come back."""
 
-    def __init__(self, path: Path) -> None:
-        """Use a file, which need not exist."""
-        self._path = path
+    path: Path
+    """The file, which need not exist."""
 
     def read(self) -> dict[int, float]:
         """Return since when each node is away, in seconds since 1970."""
         try:
-            record = read_object(self._path, within=self._path.parent)
+            record = read_object(self.path, within=self.path.parent)
             return {int(node): float(since) for node, since in record.items()}
         except (DataError, ValueError, TypeError):  # there is none yet, or it was edited
             return {}
@@ -41,4 +41,4 @@ class Goodbyes:
         away.pop(node, None)
         if not is_here:
             away[node] = time.time()
-        write_whole(self._path, to_json({str(node): since for node, since in away.items()}) + "\n")
+        write_whole(self.path, to_json({str(node): since for node, since in away.items()}) + "\n")
