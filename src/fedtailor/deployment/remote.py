@@ -242,13 +242,9 @@ class RemoteClients:
 
         # A site without keys cannot be in the sum, nor one that was not when the sum was closed.
         absent = Failure(NoAnswer("it has sent no keys for this sum, or no vector in time"))
-        members = {*cohort, *others}
+        members = [client for client in question.clients if client in {*cohort, *others}]
         return Summed(
-            {
-                client: replies.get(client, absent)
-                for client in question.clients
-                if client in members
-            },
+            {client: replies.get(client, absent) for client in members},
             vector.decode_report(total, senders),
             {} if fixed is None else vector.decode_upload(total, len(senders)),
         )
@@ -261,8 +257,8 @@ class RemoteClients:
         if masked.is_closed:
             # Their answers were read before the sum was closed.
             for client in question.clients:
-                kept = masked.answers[client]
-                replies[client] = kept if isinstance(kept, Failure) else read(client, kept)
+                answer = masked.answers[client]
+                replies[client] = answer if isinstance(answer, Failure) else read(client, answer)
             return replies
 
         def add(client: int, answer: Envelope) -> Reply:
