@@ -31,7 +31,7 @@ APP_FILE = "app.json"
 """Which process runs the round loop, and how it ended."""
 RUNS = "runs"
 """Folder of the runs."""
-_RUN = re.compile(r"\d{4,}")
+_NUMBER = re.compile(r"\d{4,}")
 _LONGEST_NAME = 100
 _LONGEST_CHANGE = 10.0
 """Seconds that a command waits for another one that changes the register."""
@@ -187,9 +187,7 @@ class FederationFolder:
 
     def runs(self) -> list[Path]:
         """Return the folders of the runs, the oldest first."""
-        runs_folder = self.path / RUNS
-        paths = sorted(runs_folder.iterdir()) if runs_folder.is_dir() else []
-        return [path for path in paths if _RUN.fullmatch(path.name) and holds_run(path)]
+        return numbered_runs(self.path / RUNS)
 
     def next_run(self) -> Path:
         """Return the folder for the next run, which does not exist yet."""
@@ -215,6 +213,13 @@ class FederationFolder:
 
         record = {"sites": [site._asdict() for site in sites], "removed": removed}
         write_whole(self.path / SITES_FILE, to_json(record, indent=2) + "\n")
+
+
+def numbered_runs(folder: Path) -> list[Path]:
+    """Return the folders of runs in a folder whose names are numbers, in their order."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    runs = [path for path in paths if _NUMBER.fullmatch(path.name) and holds_run(path)]
+    return sorted(runs, key=lambda path: int(path.name))
 
 
 def find_site(name: str, sites: Sequence[Registered]) -> Registered:

@@ -7,7 +7,6 @@ A version is the folder of a run with one client, so everything that takes a run
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,14 +14,14 @@ from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import synchronize_folder, writing
 from fedtailor.core.errors import DataError
+from fedtailor.deployment.federation_folder import numbered_runs
 from fedtailor.deployment.plan import DeploymentPlan
-from fedtailor.experiment.reader import holds_run, read_run
+from fedtailor.experiment.reader import read_run
 from fedtailor.serving.model_folder import ClientModel, write_model_folder
 
 IN_USE = "model"
 """The link to the version in use."""
 _FOLDER = "models"
-_NAME = re.compile(r"(\d{4,})")
 
 
 class ModelVersion(NamedTuple):
@@ -35,16 +34,10 @@ class ModelVersion(NamedTuple):
 
 def versions(folder: Path) -> list[ModelVersion]:
     """Return the versions of a site's model, the oldest first."""
-    made = folder / _FOLDER
     link = folder / IN_USE
     used = link.readlink().name if link.is_symlink() else ""
-    paths = made.iterdir() if made.is_dir() else ()
-    numbered = []
-    for path in paths:
-        if _NAME.fullmatch(path.name) and holds_run(path):
-            numbered.append(ModelVersion(int(path.name), path, path.name == used))
-
-    return sorted(numbered)
+    paths = numbered_runs(folder / _FOLDER)
+    return [ModelVersion(int(path.name), path, path.name == used) for path in paths]
 
 
 def model_in_use(folder: Path) -> Path:
