@@ -81,7 +81,7 @@ def read_offences(folder: Path) -> dict[str, list[dict[str, Any]]]:
         DataError: the file is damaged.
     """
     path = folder / CONDUCT_FILE
-    record = read_object(path, within=folder) if path.is_file() else {}
+    record = read_object(path, within=folder) if path.exists() else {}
     return {str(name): list(offences) for name, offences in record.items()}
 
 
