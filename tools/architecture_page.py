@@ -197,7 +197,7 @@ CALLS = (
     ("training.one_client:train_one", "the loop over the batches of one client"),
     ("training.one_client:GradientSteps.take", "one step of the optimizer"),
     (
-        "training.one_client:GradientSteps.loss_and_gradients",
+        "training.one_client:GradientSteps.evaluate",
         "the loss of a batch, and its gradients",
     ),
 )

@@ -18,7 +18,6 @@ from fedtailor.core.options import wrong_value
 from fedtailor.data import load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.files import Report, to_nobody
-from fedtailor.data.folds import assign_folds, notes_on_folds
 from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
 from fedtailor.data.partitions import parse_partition
 from fedtailor.data.partitions.base import Partition, count_units, divide_groups
@@ -205,6 +204,8 @@ def _by_partition(
             notes.append(f"{unused} of {len(sites)} sites are not used: data.clients is {clients}.")
 
     if options.folds:
+        from fedtailor.data.folds import notes_on_folds
+
         notes += notes_on_folds(dataset.y, splitter.folds, names, dataset.class_names)
 
     # New clients come last: those that the options name, or the last ones.
@@ -381,6 +382,8 @@ class ClientSplitter:
 
     def _divide_into_folds(self, order: np.ndarray) -> list[np.ndarray]:
         """Return the examples of every fold of the next client, given all of them in order."""
+        from fedtailor.data.folds import assign_folds
+
         assert self._labels is not None, "folds need labels"
         groups = None if self._groups is None else self._groups[order]
         number = self._options.folds
