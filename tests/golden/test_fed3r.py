@@ -77,19 +77,35 @@ def test_the_ridge_has_the_least_generalized_cross_validation_error(count):
     z = with_ones(generator.normal(size=(count, 29)) + 0.5 * np.eye(3, 29)[y])
     targets = np.eye(3)[y]
     second = z.T @ z
-    largest = np.linalg.eigvalsh(second).max()
 
     def error(ridge):
         hat = z @ np.linalg.solve(second + ridge * np.eye(30), z.T)
         residual = np.square(targets - hat @ targets).sum()
         return count * residual / (count - np.trace(hat)) ** 2
 
-    grid = largest * np.logspace(-6, 1, 29)
+    scatter = count * z[:, :-1].var(axis=0).mean()
+    grid = scatter * np.logspace(-4, 4, 33)
     best = grid[np.argmin([error(ridge) for ridge in grid])]
-    found = cross_validated_ridge(
-        torch.tensor(second), torch.tensor(z.T @ targets), torch.tensor(float(count))
-    )
+    found = cross_validated_ridge(torch.tensor(second), torch.tensor(z.T @ targets))
     assert_close(found.numpy(), best, tolerance=1e-9)
+
+
+def test_features_of_a_large_mean_get_a_ridge_of_their_scatter():
+    generator = np.random.default_rng(1)
+    y = generator.integers(0, 3, 200)
+    z = generator.normal(size=(200, 29)) + 0.5 * np.eye(3, 29)[y]
+    targets = torch.tensor(np.eye(3)[y])
+    ridges = []
+    for mean in (0.0, 50.0):
+        moved = torch.tensor(with_ones(z + mean))
+        ridges.append(float(cross_validated_ridge(moved.mT @ moved, moved.mT @ targets)))
+    assert 0.1 < ridges[1] / ridges[0] < 10
+
+
+def test_sums_that_noise_has_made_impossible_get_the_largest_ridge():
+    second = torch.eye(5, dtype=torch.float64)
+    ridge = cross_validated_ridge(second, torch.full((5, 2), 100.0, dtype=torch.float64))
+    assert float(ridge) == 1e4
 
 
 def test_the_preset_tuned_uses_that_ridge():
@@ -97,9 +113,7 @@ def test_the_preset_tuned_uses_that_ridge():
     x, y = pool(federation)
     z = with_ones(x)
     targets = np.eye(CLASSES)[y]
-    found = cross_validated_ridge(
-        torch.tensor(z.T @ z), torch.tensor(z.T @ targets), torch.tensor(float(len(y)))
-    )
+    found = cross_validated_ridge(torch.tensor(z.T @ z), torch.tensor(z.T @ targets))
     tuned = Fed3R.from_preset("tuned", normalized=False)
     columns = np.linalg.solve(z.T @ z + float(found) * np.eye(D + 1), z.T @ targets)
     assert_close(as_columns(head_of(tuned, federation)), columns, tolerance=1e-8)

@@ -187,6 +187,21 @@ def test_a_pair_that_turns_round_in_a_repetition_is_not_told_apart():
     assert "local" in by_name["ditto"].better_than
 
 
+def test_clients_that_are_the_same_in_all_repetitions_count_once():
+    """Three equal repetitions are no more than one: 20 clients, or 60 that are others."""
+    gaps = np.array(11 * [0.02] + 9 * [-0.01])
+    by_name = {}
+    for federation in ("digits", "table"):
+        records = []
+        for number in range(REPETITIONS):
+            records.append(record(federation, "local", number, clients(0.5)))
+            records.append(record(federation, "ditto", number, clients(0.5) + gaps))
+        rows = standings(board(*records), federation)
+        by_name[federation] = {row.name: row for row in rows}
+    assert "local" in by_name["digits"]["ditto"].better_than
+    assert "local" in by_name["table"]["ditto"].unclear
+
+
 def test_four_clients_are_never_told_apart():
     records = []
     for number in range(REPETITIONS):
@@ -203,6 +218,9 @@ def test_ranks_are_of_methods_with_all_repetitions_everywhere(two_federations):
     assert ranks.mean_rank["fedavg"] == 4 and ranks.mean_rank["local"] == 3
     # 2.569 sqrt(4 5 / (6 2)), by the table of Demšar 2006
     assert ranks.critical_difference == pytest.approx(3.317, abs=0.002)
+
+    few = board(*(record("scarce", "local", number, clients(0.5)) for number in range(3)))
+    assert rank_methods(two_federations | few).federations == ("digits", "table")
 
     one = {name: row for name, row in two_federations.items() if name.startswith("digits")}
     assert rank_methods(one).critical_difference is None
@@ -269,17 +287,28 @@ def test_what_is_said_of_whom_follows_from_the_records(two_federations):
     any_one, few, shared, harmless, home = re.findall(
         r"^\* \*\*(.+)$", page[start : page.index("**Mean ranks**")], re.MULTILINE
     )
-    assert "knn_per has the best mean rank, 1.0; 3 of the 3 others are within" in any_one
-    assert "better than it in 0 of 2 federations." in any_one
-    assert "no more, knn_per ranks best. It is at most 0.0 points behind the highest" in few
-    assert "ditto, which ranks best" in few and "receives 30 times as much" in few
+    assert "knn_per ranks best on average (place 1.0 of 4). 2 federations are too few" in any_one
+    assert "In no federation is a method told apart as better." in any_one
+    assert "no more, knn_per ranks best. No mean is higher. A run of ditto, which" in few
+    assert "moves 30 times as many bytes" in few
+    assert "fedavg ranks best. Against it, knn_per, which" in shared
+    assert "has +20.3 to +20.3 points; it is told apart as better in digits, table, as wo" in shared
     assert (
-        "fedavg ranks best. ditto, a model per client, is told apart as better in 2 of 2" in shared
+        "knn_per, 0 % and 0 % of the clients" in harmless and "fedavg, 100 % and 100 %" in harmless
     )
-    assert "gains at most 20.0 points" in shared
-    assert "ditto leaves the fewest" in harmless or "knn_per leaves the fewest" in harmless
-    assert "0 % of them on average over federations; fedavg 100 %" in harmless
-    assert "digits (2), table (2)." in home
+    words = "2 (knn_per, ditto) are better and 1 worse"
+    assert f"in digits {words}; in table {words}, of 3 methods." in home
+
+    # Four clients are too few: such a federation is named, and not counted.
+    for one in two_federations.values():
+        if one["federation"] == "table":
+            one["accuracies"] = one["accuracies"][:4]
+            one["verdicts"] = one["verdicts"][:4]
+            for row in ("alone", "pooled"):
+                one["baselines"][row] = one["baselines"][row][:4]
+    page = page_of(two_federations, "board.png", "records.md")
+    assert f"in digits {words}, of 3 methods." in page
+    assert "* In table no two methods are told apart." in page
 
     one = board(*(row for row in two_federations.values() if row["federation"] == "digits"))
     assert "Which method for whom" not in page_of(one, "board.png", "records.md")

@@ -21,7 +21,7 @@ cross-validation as a method for choosing a good ridge parameter", Technometrics
     n |Y - Z W|^2 / (n - tr H)^2,   tr H = tr (A + lambda I)^-1 A,
 
 for which the same sums suffice: the squares of the targets add up to the number n of examples. With
-about as many examples as features a small ridge fits all of them, and predicts badly.
+about as many examples as features, a small ridge fits nearly all of them, and predicts badly.
 
 Messages: up, once, ``counts`` (C,), ``sums`` (C, d) and ``squares`` (the upper triangle of
 sum x x^T), from which A and B follow; down ``head``.
@@ -47,7 +47,7 @@ from fedtailor import toolkit as ft
 from fedtailor.algorithms._closed_form import ClosedForm, Linear, check_means_only, log_known
 from fedtailor.toolkit import class_sums
 
-_GRID = (-6.0, 1.0, 29)
+_GRID = (-4.0, 4.0, 33)
 """Of ridges: powers of ten of the first and the last one, and how many there are."""
 
 
@@ -95,7 +95,7 @@ class Fed3R(ClosedForm):
 
         targets = torch.cat([sums.sums, sums.counts[:, None]], dim=1).mT  # (d + 1, classes)
         if isinstance(self.ridge, str):
-            ridge = cross_validated_ridge(second, targets, sums.counts.sum())
+            ridge = cross_validated_ridge(second, targets)
         else:
             ridge = torch.tensor(self.ridge, dtype=torch.float64)
 
@@ -112,27 +112,33 @@ class Fed3R(ClosedForm):
         return Linear(weight, bias + log_known(sums.counts))
 
 
-def cross_validated_ridge(second: Tensor, targets: Tensor, number: Tensor) -> Tensor:
+def cross_validated_ridge(second: Tensor, targets: Tensor) -> Tensor:
     """Return the ridge of the least generalized cross-validation error, ().
 
-    The grid is relative to the largest eigenvalue of the second moments.
+    The grid is relative to the mean scatter of a feature around its mean. Ridges that are lost in
+    the rounding of the sums are left out.
 
     Args:
-        second: A (d, d).
-        targets: B (d, classes), of unit vectors.
-        number: of examples, ().
+        second: A (d + 1, d + 1), of features and a 1.
+        targets: B (d + 1, classes), of unit vectors.
     """
-    eigenvalues, vectors = torch.linalg.eigh(second.double())
+    second = second.double()
+    number = second[-1, -1]
+    scatter = second.diagonal()[:-1] - second[-1, :-1].square() / number
+    eigenvalues, vectors = torch.linalg.eigh(second)
     eigenvalues = eigenvalues.clamp(min=0.0)
-    squares = (vectors.mT @ targets.double()).square().sum(1)
+    least = torch.finfo(torch.float32).eps * eigenvalues.max()
+    ridges = (scatter.mean() * torch.logspace(*_GRID, dtype=torch.float64)).clamp(min=least)
 
     # |Y - Z W|^2 = tr Y^T Y - 2 tr W^T B + tr W^T A W, a sum over eigenvectors.
-    ridges = eigenvalues.max() * torch.logspace(*_GRID, dtype=torch.float64)
+    squares = (vectors.mT @ targets.double()).square().sum(1)
     inverses = 1.0 / (eigenvalues + ridges[:, None])
     explained = squares * (2.0 * inverses - eigenvalues * inverses.square())
-    errors = (number - explained.sum(1)).clamp(min=0.0)
+    errors = number - explained.sum(1)
     freedom = number - (eigenvalues * inverses).sum(1)
 
-    scores = torch.where(freedom > 0, errors / freedom.square(), torch.inf)
-    best: Tensor = ridges[scores.argmin()]
+    # Noise on sums can leave neither errors nor freedom; a large ridge trusts them least.
+    is_known = (errors > 0) & (freedom > 0)
+    scores = torch.where(is_known, errors / freedom.square(), torch.inf)
+    best: Tensor = ridges[scores.argmin()] if is_known.any() else ridges[-1]
     return best

@@ -60,6 +60,9 @@ class BoardFederation(NamedTuple):
     """Of the configuration: data, model, training."""
     has_folds: bool = False
     """Whether a repetition is a fold of one division; else it is a seed, with its own division."""
+    same_clients: bool = False
+    """Whether a client of a repetition is the same as in the others; else examples are dealt out
+    to clients anew."""
     baselines: tuple[str, ...] = SIMPLEST
     """Models of scikit-learn, of each client alone and of all data in one place."""
 
@@ -108,11 +111,13 @@ FEDERATIONS: Mapping[str, BoardFederation] = {
             "training": _TRAINING,
         },
         has_folds=True,
+        same_clients=True,
         baselines=_ROWS,
     ),
     "table": BoardFederation(
         "20 domains of 16 features (synthetic), whose classes are shifted in each; no download",
         {"data": {"dataset": "synthetic"}, "model": {"name": "mlp"}, "training": _TRAINING},
+        same_clients=True,
         baselines=_ROWS,
     ),
     "skew-0.1": BoardFederation(

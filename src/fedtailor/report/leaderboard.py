@@ -1,7 +1,7 @@
 """What the records of the leaderboard say: standings, ranks, and what is missing. No torch.
 
 A figure of a method is the mean over repetitions. Pairs are tested over the clients of all
-repetitions, because every repetition divides the examples anew.
+repetitions; where the clients are the same in each, over the mean differences of every client.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ REFERENCE = "fedavg"
 _RESAMPLES = 2_000
 _AGREEING = 2
 """Repetitions that two rows must share to be told apart."""
+_SHARE_OF_METHODS = 0.75
+"""That a federation needs to count in the ranks, because these are of methods that are on all."""
 VERDICTS = get_args(Verdict)
 Accuracies = Sequence[float | None]
 
@@ -82,6 +84,8 @@ class Standing:
     chosen: Mapping[int, Mapping[str, Any]]
     """Options, by repetition."""
     uses_validation: bool
+    is_one_model: bool
+    """Whether all clients end with the same model."""
     better_than: tuple[str, ...]
     worse_than: tuple[str, ...]
     unclear: tuple[str, ...]
@@ -106,15 +110,15 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
 
     Two rows are told apart if their accuracies differ over the clients of all repetitions, by
     :func:`fedtailor.report.statistics.joint_p_values` for all pairs together, and if the mean
-    difference has the same direction in every repetition, of which they share two or more. Where
-    repetitions are folds, their clients are the same, and count once.
+    difference has the same direction in every repetition, of which they share two or more. Clients
+    that are the same in all repetitions count once, with their mean difference.
 
     Args:
         records: from :func:`fedtailor.experiment.leaderboard.read_board`.
         federation: its name.
     """
     rows = _rows(records, federation)
-    verdicts = _verdicts(rows, has_folds=FEDERATIONS[federation].has_folds)
+    verdicts = _verdicts(rows, same_clients=FEDERATIONS[federation].same_clients)
     by_local = rows[LOCAL].by_repetition if LOCAL in rows else {}
     by_alone = rows[ALONE].by_repetition
 
@@ -136,6 +140,7 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
                 seconds=_mean_or_none(list(map(run_seconds, row.records))),
                 chosen={record["repetition"]: record["chosen"] for record in row.records},
                 uses_validation=any(record["uses_validation"] for record in row.records),
+                is_one_model=any(record["evaluation"] == "global" for record in row.records),
                 better_than=tuple(other for other, sign in against.items() if sign > 0),
                 worse_than=tuple(other for other, sign in against.items() if sign < 0),
                 unclear=tuple(other for other, sign in against.items() if sign == 0),
@@ -271,16 +276,16 @@ def _share_below(row: _Row, others: Mapping[int, Accuracies]) -> float | None:
     return mean(shares) if shares else None
 
 
-def _verdicts(rows: Mapping[str, _Row], *, has_folds: bool) -> dict[tuple[str, str], int]:
+def _verdicts(rows: Mapping[str, _Row], *, same_clients: bool) -> dict[tuple[str, str], int]:
     """Return for every pair whether the first is better (1), worse (-1), or not told apart (0)."""
     gaps = _gaps_of_pairs(list(rows.values()))
     shared = ~np.isnan(gaps).all(axis=2)
-    directions = np.sign(np.nansum(np.round(gaps, DECIMALS), axis=2))
+    directions = np.sign(np.round(np.nansum(gaps, axis=2), DECIMALS))
     total = directions.sum(axis=1)
     number = shared.sum(axis=1)
     agree = (np.abs(total) == number) & (number >= _AGREEING)
 
-    if has_folds:
+    if same_clients:
         known = np.maximum(1, (~np.isnan(gaps)).sum(axis=1))
         units = np.nansum(gaps, axis=1) / known
     else:
@@ -326,8 +331,9 @@ class Ranks(NamedTuple):
 def rank_methods(records: Mapping[str, Record]) -> Ranks:
     """Rank the methods by their mean accuracy on every federation.
 
-    The federations are those on which ``local`` has all repetitions. A federation is one block, and
-    its repetitions are averaged first, because they are not independent.
+    The federations are those on which ``local`` has all repetitions, and about as many methods as
+    where there are most. A federation is one block, and its repetitions are averaged first, because
+    they are not independent.
     """
     complete: dict[str, dict[str, float]] = {}
     for federation in federations_of(records):
@@ -343,6 +349,10 @@ def rank_methods(records: Mapping[str, Record]) -> Ranks:
     if not complete:
         return Ranks((), {}, None)
 
+    most = max(map(len, complete.values()))
+    complete = {
+        name: means for name, means in complete.items() if len(means) >= _SHARE_OF_METHODS * most
+    }
     shared = set.intersection(*(set(means) for means in complete.values()))
     blocks = [{name: means[name] for name in sorted(shared)} for means in complete.values()]
     ranks = dict(sorted(mean_ranks(blocks).items(), key=lambda pair: pair[1]))

@@ -194,12 +194,15 @@ _HOW = """## How it is measured
   corrected by Holm's method for the clients of a repetition. Where the training examples have one
   class, or are fewer than ten, it is against the most frequent class of the test examples. With few
   test examples most verdicts are unclear.
-* **Rows it beats / unclear / beaten by**: two rows are told apart if their accuracies differ over
-  the clients of all repetitions by a sign-flip test, and in the same direction in every repetition.
-  One false finding among all pairs has a chance of at most 5 %, because every pair is compared with
-  the largest statistic of all pairs under random signs (Westfall and Young 1993). The clients of a
-  repetition share the chance of its training, which the test does not see. Four clients are too few
-  to tell rows apart.
+* **Rows it beats / unclear / beaten by**: two rows are told apart if their accuracies differ by a
+  sign-flip test over clients, and in the same direction in every repetition. For the models that
+  were trained, any false finding among all pairs has a chance of about 5 % at most: each pair is
+  compared with the largest statistic of all pairs under random signs (Westfall and Young 1993). It
+  is no promise for other trainings: chance in a training moves all its clients together, against
+  which the same direction guards only in part. Where every repetition deals the examples out to
+  clients anew, its clients count as others, although many examples are the same. Where the clients
+  are the same (hospitals, table), each counts once, with its mean difference. Four clients are too
+  few to tell rows apart.
 * **Core seconds**: of the processor, for one run with the chosen options: its share by the clock of
   what all trials of the cell took. The machine was not idle.
 * **(v)**: the method also personalizes with the validation examples, so its options are chosen by

@@ -195,10 +195,11 @@ def joint_p_values(gaps: np.ndarray, *, draws: int = RESAMPLES, seed: int = 0) -
     """Test many differences together: are those of every pair of models symmetric around 0?
 
     The statistic of a pair is the size of the sum of its differences, over the root of the sum of
-    their squares. If no model is better than another, all differences of a client may change their
-    sign together. The p-value of a pair is the share of random signs for which the largest
-    statistic of all pairs is at least that of the pair. So the chance of one false finding among
-    all pairs is at most the level. Pairs that are alike cost little, unlike with Holm's method.
+    their squares. The p-value of a pair is the share of random signs of the clients for which the
+    largest statistic of all pairs is at least that of the pair. So the chance of any false finding
+    among all pairs is at most the level, and pairs that are alike cost little, unlike with Holm's
+    method. That assumes that clients are independent, and that where models are equally good, the
+    differences of a client are as likely with all signs turned.
 
     Args:
         gaps: (pairs, clients), the differences of at least one pair; NaN where a client has none.
