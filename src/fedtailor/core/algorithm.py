@@ -10,7 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from torch import Tensor
 
@@ -389,15 +389,20 @@ AnyAlgorithm = Algorithm[Any, Any, Any]
 """An algorithm of which nobody needs to know the types of its states."""
 
 
+class _HasModel(Protocol):
+    @property
+    def model(self) -> Params:
+        """Return the parameters of the server's model."""
+
+
 class OneGlobalModel:
     """Mixin for methods whose clients all predict with ``model`` of the server state, as it is."""
 
     primary_evaluation: ClassVar[Literal["global", "local", "personalized"]] = "global"
 
-    def global_model(self, task: Task, server: Any) -> Params:
+    def global_model(self, task: Task, server: _HasModel) -> Params:
         """Return the global model."""
-        model: Params = server.model
-        return model
+        return server.model
 
     def personalize(
         self, task: Task, download: Download[Any], state: Any, data: ClientData, key: Key

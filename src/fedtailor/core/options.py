@@ -194,7 +194,11 @@ def check_value(value: Any, hint: Any, *, key: str, bounds: Range | None = None)
     if get_origin(kind) is Annotated:
         return check_value(value, kind, key=key, bounds=bounds)
     if isinstance(value, tuple) and get_origin(kind) is tuple:
-        return tuple(check_value(item, get_args(kind)[0], key=key, bounds=bounds) for item in value)
+        item_hint = get_args(kind)[0]
+        if item_hint is str:
+            return value  # all of them are text, and there may be millions
+
+        return tuple(check_value(item, item_hint, key=key, bounds=bounds) for item in value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _check_number(value, kind, key, bounds)
 

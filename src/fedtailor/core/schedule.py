@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedtailor.core.errors import RunError, find_name, unknown_name
+from fedtailor.core.errors import FedtailorError, RunError, find_name, unknown_name
 from fedtailor.core.options import (
     Flag,
     NoResult,
@@ -166,7 +166,9 @@ def parse_participation(value: Any, **limits: Any) -> Participation:
     if isinstance(value, str) and value.strip() == "all":
         return Participation(plan="all", **limits)
 
-    refused = wrong_value("federation.participation", _FORMS, value)
+    def refused() -> FedtailorError:
+        return wrong_value("federation.participation", _FORMS, value)
+
     probability = value
     if isinstance(value, str):
         call = re.fullmatch(r"(bernoulli|fixed)\(([^()]+)\)", value.strip())
@@ -177,11 +179,11 @@ def parse_participation(value: Any, **limits: Any) -> Participation:
 
             probability = float(number)
         except ValueError:
-            raise refused from None
+            raise refused() from None
 
     is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
     if not is_number or not 0 < probability <= 1:
-        raise refused
+        raise refused()
     return Participation(plan="bernoulli", probability=float(probability), **limits)
 
 

@@ -219,7 +219,7 @@ def numbered_runs(folder: Path) -> list[Path]:
     """Return the folders of runs in a folder whose names are numbers, in their order."""
     paths = folder.iterdir() if folder.is_dir() else ()
     runs = [path for path in paths if _NUMBER.fullmatch(path.name) and holds_run(path)]
-    return sorted(runs, key=lambda path: int(path.name))
+    return sorted(runs, key=lambda path: (int(path.name), path.name))
 
 
 def find_site(name: str, sites: Sequence[Registered]) -> Registered:

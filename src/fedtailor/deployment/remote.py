@@ -242,7 +242,8 @@ class RemoteClients:
 
         # A site without keys cannot be in the sum, nor one that was not when the sum was closed.
         absent = Failure(NoAnswer("it has sent no keys for this sum, or no vector in time"))
-        members = [client for client in question.clients if client in {*cohort, *others}]
+        in_question = {*cohort, *others}
+        members = [client for client in question.clients if client in in_question]
         return Summed(
             {client: replies.get(client, absent) for client in members},
             vector.decode_report(total, senders),

@@ -10,9 +10,11 @@ import contextlib
 import hmac
 import secrets
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs
 
@@ -36,12 +38,6 @@ _HTML = "text/html; charset=utf-8"
 _JSON = "application/json"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
-_PAGES = {
-    "/": (_HTML, PAGE_FILE),
-    "/status.json": (_JSON, STATUS_FILE),
-    "/metrics": (_METRICS, STATUS_FILE),
-}
-"""Kind and file of what is read by its path; metrics are made from the status."""
 
 
 def read_token(folder: Path) -> tuple[str, bool]:
@@ -100,7 +96,12 @@ class StatusPort:
         self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
 
@@ -161,13 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
             text = f"There is nothing here: {', '.join(_PAGES)}.\n"
             return self._send(HTTPStatus.NOT_FOUND, _TEXT, text.encode())
 
-        kind, name = _PAGES[path]
-        folder = self.server.folder
+        kind, read = _PAGES[path]
         try:
-            content = read_file(folder / name, limit=_LARGEST_PAGE, within=folder)
-            if kind == _METRICS:
-                content = to_metrics(read_object(folder / name, within=folder)).encode()
-            return self._send(HTTPStatus.OK, kind, content)
+            return self._send(HTTPStatus.OK, kind, read(self.server.folder))
         except DataError as error:
             text = f"There is no status yet: {error.message}\n"
             return self._send(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, text.encode())
@@ -198,3 +195,22 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         return content
+
+
+def _read_page(folder: Path) -> bytes:
+    return read_file(folder / PAGE_FILE, limit=_LARGEST_PAGE, within=folder)
+
+
+def _read_status(folder: Path) -> bytes:
+    return read_file(folder / STATUS_FILE, limit=_LARGEST_PAGE, within=folder)
+
+
+def _read_metrics(folder: Path) -> bytes:
+    return to_metrics(read_object(folder / STATUS_FILE, within=folder)).encode()
+
+
+_PAGES: dict[str, tuple[str, Callable[[Path], bytes]]] = {
+    "/": (_HTML, _read_page),
+    "/status.json": (_JSON, _read_status),
+    "/metrics": (_METRICS, _read_metrics),
+}

@@ -107,20 +107,25 @@ def describe_trust(folder: Path, options: SiteOptions) -> str:
 
 def _check_roster(folder: Path, options: SiteOptions, roster: SiteRoster) -> None:
     """Refuse a roster that is not one for this site, or less strict than it asks for."""
-    name = options.name
-    point = read_own_key(folder / SITE_KEY).point
-    owner = next((site.name for site in roster.sites if site.key.point == point), None)
-
-    # Somebody else has the place of this site.
-    if owner != name:
-        problem = f"{name} is not in it (a site that was added with --new is in no sum)"
-        if owner is not None:
-            problem = f"it calls the key of this site {owner}, and site.toml says {name}"
-        elif name in [site.name for site in roster.sites]:
-            problem = (
-                f"its key of {name} is not that of this site: an older one, or exchanged on its way"
-            )
-        raise DataError(f"the roster is not one for this site: {problem}.", key="privacy.roster")
-
+    _check_own_key(folder, options.name, roster)
     count = len(roster.sites)
     options.privacy.check_sums("the roster", roster.fewest, roster.colluding, count)
+
+
+def _check_own_key(folder: Path, name: str, roster: SiteRoster) -> None:
+    """Refuse a roster in which somebody else has the place of this site."""
+    point = read_own_key(folder / SITE_KEY).point
+    names = [site.name for site in roster.sites]
+    owner = next((site.name for site in roster.sites if site.key.point == point), None)
+    if owner == name:
+        return
+
+    if owner is not None:
+        problem = f"it calls the key of this site {owner}, and site.toml says {name}"
+    elif name in names:
+        problem = (
+            f"its key of {name} is not that of this site: an older one, or exchanged on its way"
+        )
+    else:
+        problem = f"{name} is not in it (a site that was added with --new is in no sum)"
+    raise DataError(f"the roster is not one for this site: {problem}.", key="privacy.roster")
