@@ -51,6 +51,10 @@ from fedtailor.report.parts import Figure, Panel, ReportTable
 _SHAPES = ("circle", "square", "diamond", "triangle")
 _FEWEST_MARKS = 3
 """Of a panel of the figure, and of what is said in short."""
+_NAME_WIDTH = 0.3
+"""Of a name in a panel, as a share of its marks' width."""
+_NAME_HEIGHT = 0.05
+"""The same for height."""
 _MOST_RANKS = 8
 """In a sentence."""
 
@@ -77,10 +81,10 @@ def figure_of(records: Mapping[str, Record]) -> Figure:
         name="leaderboard",
         title="Accuracy of the models that clients end with, against their cost",
         caption="A mark is a method, its accuracy the mean over clients and repetitions. Named are "
-        "methods that no other one beats at less cost. Dashed: the same model trained alone "
-        "(local). Dotted: the best simple model of each client (alone). Where there are two "
-        "federations or more, the last panel has mean ranks, with Nemenyi's critical difference as "
-        "a bar.",
+        "methods that no other one beats at less cost, as far as there is room. Dashed: the same "
+        "model trained alone (local). Dotted: the best simple model of each client (alone). Where "
+        "there are two federations or more, the last panel has mean ranks, with Nemenyi's critical "
+        "difference as a bar.",
         panels=panels,
     )
 
@@ -92,7 +96,7 @@ def _with_cost(rows: Sequence[Standing], field: str) -> list[Standing]:
 
 def _scatter(rows: Sequence[Standing], drawn: Sequence[Standing], field: str, title: str) -> Chart:
     """Draw accuracy against a cost, with the names of the methods that none beats at less cost."""
-    best = set(_front(drawn, field))
+    best = _with_room(_front(drawn, field), drawn, field)
     points = []
     for label, row in zip(labels(row.name for row in drawn), drawn, strict=True):
         points.append(
@@ -143,13 +147,31 @@ def _scatter(rows: Sequence[Standing], drawn: Sequence[Standing], field: str, ti
     return alt.LayerChart(layer=layers)
 
 
-def _front(rows: Sequence[Standing], field: str) -> Iterator[str]:
-    """Yield the methods that no other one beats at the same cost or less."""
-    highest = -math.inf
+def _front(rows: Sequence[Standing], field: str) -> list[Standing]:
+    """Return the methods that no other one beats at the same cost or less."""
+    front: list[Standing] = []
     for row in sorted(rows, key=lambda row: (getattr(row, field), -row.accuracy.mean)):
-        if row.accuracy.mean > highest:
-            highest = row.accuracy.mean
-            yield row.name
+        if not front or row.accuracy.mean > front[-1].accuracy.mean:
+            front.append(row)
+
+    return front
+
+
+def _with_room(front: Sequence[Standing], drawn: Sequence[Standing], field: str) -> list[str]:
+    """Return those names that do not overlap the one of a more accurate method."""
+    costs = [math.log(getattr(row, field)) for row in drawn]
+    accuracies = [row.accuracy.mean for row in drawn]
+    width = _NAME_WIDTH * (max(costs) - min(costs))
+    height = _NAME_HEIGHT * (max(accuracies) - min(accuracies))
+
+    named: list[Standing] = []
+    for row in reversed(front):
+        cost = math.log(getattr(row, field))
+        near = [other for other in named if math.log(getattr(other, field)) - cost < width]
+        if all(other.accuracy.mean - row.accuracy.mean >= height for other in near):
+            named.append(row)
+
+    return [row.name for row in named]
 
 
 def _rank_chart(ranks: Ranks) -> Chart:
