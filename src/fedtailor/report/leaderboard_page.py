@@ -53,7 +53,7 @@ _FEWEST_MARKS = 3
 """Of a panel of the figure, and of what is said in short."""
 _NAME_WIDTH = 0.3
 """Of a name in a panel, as a share of its marks' width."""
-_NAME_HEIGHT = 0.05
+_NAME_HEIGHT = 0.08
 """The same for height."""
 _MOST_RANKS = 8
 """In a sentence."""
