@@ -128,7 +128,8 @@ def cross_validated_ridge(second: Tensor, targets: Tensor) -> Tensor:
     eigenvalues, vectors = torch.linalg.eigh(second)
     eigenvalues = eigenvalues.clamp(min=0.0)
     least = torch.finfo(torch.float32).eps * eigenvalues.max()
-    ridges = (scatter.mean() * torch.logspace(*_GRID, dtype=torch.float64)).clamp(min=least)
+    factors = torch.logspace(*_GRID, dtype=second.dtype, device=second.device)
+    ridges = (scatter.mean() * factors).clamp(min=least)
 
     # |Y - Z W|^2 = tr Y^T Y - 2 tr W^T B + tr W^T A W, a sum over eigenvectors.
     squares = (vectors.mT @ targets.double()).square().sum(1)

@@ -222,7 +222,7 @@ def specification_of(
         ConfigError: something in it is not as it must be. Other exceptions of wrong types are
             possible.
     """
-    # It may come from a peer: millions of numbers are not looked at one by one.
+    # A peer may have sent this: refuse a long list before its numbers are checked one by one.
     if len(record["shape"]) > max(_AXES.values()):
         raise ValueError("the shape of inputs has too many axes")
 

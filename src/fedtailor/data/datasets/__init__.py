@@ -225,7 +225,7 @@ def _medmnist(name: str, examples: int, what: str, md5: str) -> KnownDataset:
         examples,
         (f"MedMNIST/{name}.npz", f"{name}.npz"),
         (PublishedFile(url, f"MedMNIST/{name}.npz", f"md5:{md5}"),),
-        license="CC BY-NC 4.0" if name == "dermamnist" else "CC BY 4.0",
+        license="CC BY 4.0",
         citation="Yang, Shi, Wei et al. 2023, MedMNIST v2: a large-scale lightweight benchmark for "
         "2D and 3D biomedical image classification, Scientific Data.",
         tested_on="synthetic",
@@ -239,12 +239,6 @@ _MEDMNIST = (
         780,
         "ultrasound images of the breast, 2 classes",
         "750601b1f35ba3300ea97c75c52ff8f6",
-    ),
-    (
-        "dermamnist",
-        10_015,
-        "photographs of skin lesions, 7 classes",
-        "0744692d530f8e62ec473284d019b0c7",
     ),
     ("octmnist", 109_309, "scans of the retina, 4 classes", "c68d92d5b585d8d81f7112f81e2d0842"),
     ("organamnist", 58_850, "organs, axial, 11 classes", "866b832ed4eeba67bfb9edee1d5544e6"),
@@ -268,6 +262,12 @@ _HEART_FILES = "processed.cleveland.data, .hungarian.data, .switzerland.data and
 _ROWS: Mapping[str, KnownDataset] = {
     **{f"emnist_{row[0]}": _emnist(*row) for row in _EMNIST_SPLITS},
     **{row[0]: _medmnist(*row) for row in _MEDMNIST},
+    "dermamnist": _medmnist(
+        "dermamnist",
+        10_015,
+        "photographs of skin lesions, 7 classes",
+        "0744692d530f8e62ec473284d019b0c7",
+    )._replace(license="CC BY-NC 4.0"),
     "cifar10": KnownDataset(
         "cifar:load",
         "60,000 color photographs of 32x32 pixels, 10 classes",
