@@ -64,6 +64,7 @@ from fedtailor.core.task import Task as Task
 from fedtailor.core.task import Training as Training
 from fedtailor.core.task import predict_features as predict_features
 from fedtailor.core.task import predict_logits as predict_logits
+from fedtailor.core.torch_private import is_transformed as is_transformed
 from fedtailor.training import losses as losses
 from fedtailor.training import optimizer as optimizer
 from fedtailor.training.blocks import Trained as Trained

@@ -24,21 +24,21 @@ POINTS, SHARES = np.polynomial.hermite.hermgauss(20)
 
 @pytest.fixture
 def draws(recorder, monkeypatch):
-    """Keep the random numbers of every visit, and which examples are judged."""
+    """Keep the random numbers of every visit, after which examples are judged."""
     found = {}
 
     def keep(name):
         original = getattr(processes, name)
 
-        def kept(*arguments):
-            result = original(*arguments)
-            found.setdefault(id(recorder.current), []).append(result.detach().numpy())
+        def kept(*arguments, **options):
+            result = original(*arguments, **options)
+            found.setdefault(id(recorder.current), []).append(result)
             return result
 
         monkeypatch.setattr(processes, name, kept)
 
-    keep("by_row")
     keep("judged_half")
+    keep("draw")
     return found
 
 
@@ -84,29 +84,22 @@ def polya_gamma(c, exponentials):
     return total + max(rest, 0.0)
 
 
-def gibbs(matrix, rows, kappa, numbers, place):
-    """Return omega of the rows of a split, in one chain; ``place`` finds its random numbers."""
-    factor = np.linalg.cholesky(matrix)
-    known = matrix[np.ix_(rows, rows)]
-    numbers = iter(numbers)
+def gibbs(known, kappa, exponential, normal):
+    """Return omega of the examples of a split, in one chain."""
+    steps = exponential.shape[1] - 1
+    prior = np.linalg.cholesky(known) @ normal[:, : steps + 1]
 
-    def prior():
-        return (factor @ next(numbers)[(slice(None), *place)])[rows]
+    def omega_of(f, step):
+        return np.array([polya_gamma(c, g) for c, g in zip(f, exponential[:, step], strict=True)])
 
-    def omega_of(f):
-        uniform = next(numbers)[(slice(None), *place)][rows]
-        return np.array([polya_gamma(c, -np.log1p(-u)) for c, u in zip(f, uniform, strict=True)])
-
-    omega = omega_of(prior())
-    while True:
-        try:
-            f = prior()
-        except StopIteration:
-            return omega
-        noise = next(numbers)[(slice(None), *place)][rows]
+    omega = omega_of(prior[:, 0], 0)
+    for step in range(steps):
+        f = prior[:, step + 1]
+        noise = normal[:, steps + 1 + step]
         inverse = np.linalg.inv(known + np.diag(1 / omega))
         f = f + known @ inverse @ (kappa / omega - f - noise / np.sqrt(omega))
-        omega = omega_of(f)
+        omega = omega_of(f, step + 1)
+    return omega
 
 
 def left_of(matrix, cross, variance, rows, kappa, omega):
@@ -156,15 +149,25 @@ def loss_of(w, x, y, splits, judged, omegas):
     return total
 
 
-def omegas_of(w, x, y, splits, allowed, numbers, chains):
+def omegas_of(w, x, y, splits, allowed, draws):
+    """Return omega by split and chain; the draws are those of one split after another."""
     z = features(w, x)
     matrix = kernel(z, z) + 1e-3 * np.eye(len(y))
+    exponential, normal = (numbers.numpy() for numbers in draws)
     found = []
-    for number, split in enumerate(splits):
+    for split in splits:
         kappa = sides_of(y, split, allowed)
         rows = np.flatnonzero(kappa)
-        places = [(chain, number) for chain in range(chains)]
-        found.append([gibbs(matrix, rows, kappa[rows], numbers, place) for place in places])
+        known = matrix[np.ix_(rows, rows)]
+        own = (exponential[: len(rows)], normal[: len(rows)])
+        exponential, normal = exponential[len(rows) :], normal[len(rows) :]
+        found.append(
+            [
+                gibbs(known, kappa[rows], own[0][:, chain], own[1][:, chain])
+                for chain in range(normal.shape[1])
+            ]
+        )
+    assert len(normal) == 0
     return found
 
 
@@ -199,11 +202,11 @@ def test_two_rounds(recorder, draws):
             splits = splits_of(features(body, x), y)
             x, y = x[batch], y[batch]
 
-            judged, *numbers = draws[id(visit)]
-            judged = judged > 0
+            judged, numbers = draws[id(visit)]
+            judged = judged.numpy() > 0
             for c in set(y.tolist()):
                 assert judged[y == c].sum() == (y == c).sum() // 2
-            omegas = omegas_of(body, x, y, splits, ~judged, numbers, 3)
+            omegas = omegas_of(body, x, y, splits, ~judged, numbers)
             gradient = slope(body, x, y, splits, judged, omegas)
             w = {name: body[name] - 0.3 * (gradient[name] + 0.02 * body[name]) for name in BODY}
             harness.assert_close(visit.output[1]["body"].value, w, 1e-7)
@@ -225,8 +228,8 @@ def test_two_rounds(recorder, draws):
 def assert_predictions(visit, federation, client, body, draws, algorithm):
     x, y = harness.examples(federation, client)
     splits = splits_of(features(body, x), y)
-    numbers = draws.get(id(visit), [])
-    omegas = omegas_of(body, x, y, splits, np.ones(len(y), bool), numbers, 4)
+    (numbers,) = draws[id(visit)]
+    omegas = omegas_of(body, x, y, splits, np.ones(len(y), bool), numbers)
 
     test, labels = harness.examples(federation, client, "test")
     known = features(body, x)
@@ -272,13 +275,12 @@ def test_polya_gamma_variables_have_their_mean_and_variance(c):
 def test_gibbs_sampling_finds_the_posterior():
     """Of two examples, compared with a sum over a grid of both values of f."""
     z = torch.tensor([[1.0, 0.0], [0.2, 1.0], [0.9, 0.5]])
-    matrix = processes.kernel_matrix(z, torch.ones(3))
+    u = processes.directions(z)
     kappa = torch.tensor([[0.5, -0.5, 0.0]])
-    omega = processes.sample_omega(matrix, kappa, torch.ones(3), new_key(0), chains=4000, steps=20)
-    cross = matrix[:, 2:]
-    left = processes.predict_left(matrix, cross, matrix.diagonal()[2:], kappa, omega)
+    omega = processes.sample_splits(u, kappa, new_key(0), chains=4000, steps=20)
+    left = processes.predict_splits(u, kappa, omega, u[2:])
 
-    k = matrix.numpy()
+    k = kernel(z.numpy(), z.numpy()) + 1e-3 * np.eye(3)
     axis = np.linspace(-12, 12, 121)
     grid = np.array(list(itertools.product(axis, axis)))
     inverse = np.linalg.inv(k[:2, :2])
@@ -320,3 +322,22 @@ def test_without_examples_all_classes_are_alike():
     download = Download(algorithm.init_server(task, new_key(0)))
     personal = algorithm.personalize(task, download, (), federation.data(1), new_key(1))
     assert (algorithm.predict(task, personal, torch.zeros(2, harness.INPUTS)) == 0).all()
+
+
+def test_splits_alone_or_together_find_the_same(monkeypatch):
+    """Five classes of four examples; the sixth has none."""
+    u = processes.directions(torch.from_numpy(np.random.default_rng(0).normal(size=(20, 3))))
+    labels = torch.arange(5).repeat(4)
+    means = torch.stack([u[labels == c].mean(0) for c in range(5)] + [torch.zeros(3)])
+    tree = processes.grow(means, torch.arange(6) < 5)
+    kappa = tree.targets(labels, torch.ones(20))
+    assert [int((row != 0).sum()) for row in kappa][-1] == 0
+    found = []
+    for few in (0, 32):
+        monkeypatch.setattr(processes, "_FEW", few)
+        omega = processes.sample_splits(u, kappa, new_key(0), chains=3, steps=2)
+        found.append((omega, processes.predict_splits(u, kappa, omega, u[:2])))
+
+    for alone, together in zip(*found, strict=True):
+        assert (alone - together).abs().max() < 1e-12
+    assert ((found[0][0] > 0) == (kappa != 0).T[:, None]).all()

@@ -8,15 +8,14 @@ Polya-Gamma latent variables", JASA), so that Gibbs sampling alternates between
     f | omega ~ N(Sigma kappa, Sigma),   Sigma = (K^-1 + Omega)^-1,   kappa_i = +-1/2
     omega_i | f_i ~ PG(1, f_i)
 
-All splits share the kernel matrix K of a client's n examples; at a split, omega is 0 for examples
-of other classes. Everything is in float64, and nothing branches on data, so that it all runs under
-``torch.func.vmap``.
+A split takes the rows of the examples that it sees. Splits of few run together, filled up with rows
+that they do not see: these are rows of an identity, with an omega of 0. Under ``torch.func.vmap``,
+where no shape depends on data, all splits take all rows. Everything is in float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +29,13 @@ OUTPUT_SCALE = 8.0
 """The variance of f at every input, without the jitter: k(x, x)."""
 JITTER = 1e-3
 """Added to the variance of every example."""
+_FEW = 32
+"""Splits that see no more examples run together: their matrices take less time than their calls."""
 _LLOYD_STEPS = 20
 _TERMS = 20
 """Of the series of a Polya-Gamma variable; the mean of the others is added."""
 _LEAST_PROBABILITY = 1e-12
-_POINTS = 20
+_POINTS, _SHARES = np.polynomial.hermite.hermgauss(20)
 """Of the Gauss-Hermite quadrature."""
 
 
@@ -119,22 +120,81 @@ def _distances(points: Tensor, members: Tensor) -> Tensor:
     return (points - center).square().sum(1)
 
 
-def kernel(z: Tensor, other: Tensor) -> Tensor:
-    """Return 8 exp(-|u - v|^2 / 2) of features (n, d) and others (m, d), normalized to length 1."""
-    first = F.normalize(z.double())
-    second = F.normalize(other.double())
-    norms = first.square().sum(1)[:, None] + second.square().sum(1)
-    squares = norms - 2.0 * first @ second.mT
+class Group(NamedTuple):
+    """Splits that run together, with the examples that they see."""
+
+    splits: Tensor
+    """Their numbers (g,)."""
+    rows: Tensor
+    """The places of the examples (g, n)."""
+    kappa: Tensor
+    """Of these: 1/2 on the left, -1/2 on the right, 0 for those that are not seen (g, n)."""
+    numbers: Tensor
+    """The numbers of the pairs of a split and an example that it sees, over all groups (g, n)."""
+
+
+def group_splits(kappa: Tensor) -> list[Group]:
+    """Return the splits that see examples; under ``vmap`` a group of all.
+
+    Args:
+        kappa: from :meth:`Tree.targets` (splits, n).
+    """
+    is_seen = kappa != 0
+    if ft.is_transformed():
+        groups = [torch.arange(len(kappa))]
+    else:
+        sizes = is_seen.sum(1)
+        few = ((sizes > 0) & (sizes <= _FEW)).nonzero()[:, 0]
+        many = (sizes > _FEW).nonzero()[:, 0]
+        groups = [splits for splits in (few, *many[:, None]) if len(splits)]
+
+    numbers = _rank(is_seen.flatten()).reshape(kappa.shape)
+    result = []
+    for splits in groups:
+        rows = places_of(is_seen[splits])
+        result.append(
+            Group(splits, rows, kappa[splits].gather(1, rows), numbers[splits].gather(1, rows))
+        )
+    return result
+
+
+def places_of(is_seen: Tensor) -> Tensor:
+    """Return the places of seen examples, filled up with others (g, n); under ``vmap`` of all.
+
+    Args:
+        is_seen: by splits (g, all).
+    """
+    if ft.is_transformed():
+        return torch.arange(is_seen.shape[1]).expand(is_seen.shape)
+
+    most = int(is_seen.sum(1).max())
+    return is_seen.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+
+
+def _rank(is_seen: Tensor) -> Tensor:
+    """Return how many were seen before each of the seen (n,)."""
+    return (is_seen.long().cumsum(0) - 1).clamp(min=0)
+
+
+def directions(z: Tensor) -> Tensor:
+    """Return features (n, d) normalized to length 1, in float64."""
+    return F.normalize(z.double())
+
+
+def kernel(u: Tensor, v: Tensor) -> Tensor:
+    """Return 8 exp(-|u - v|^2 / 2) of directions (..., n, d) and others (..., m, d)."""
+    norms = u.square().sum(-1)[..., :, None] + v.square().sum(-1)[..., None, :]
+    squares = norms - 2.0 * u @ v.mT
     return OUTPUT_SCALE * torch.exp(-squares.clamp(min=0.0) / 2)
 
 
-def kernel_matrix(z: Tensor, counts: Tensor) -> Tensor:
-    """Return K (n, n), with the diagonal that keeps it positive definite.
+def kernel_matrix(u: Tensor, is_seen: Tensor) -> Tensor:
+    """Return K (g, n, n) of directions (g, n, d), with a diagonal that keeps it positive definite.
 
-    Examples that do not count have the rows of an identity.
+    Examples that are not seen (g, n) have the rows of an identity.
     """
-    matrix = kernel(z, z) * counts[:, None] * counts
-    return matrix + torch.diag(1.0 - counts + JITTER * counts)
+    matrix = kernel(u, u) * is_seen[..., :, None] * is_seen[..., None, :]
+    return matrix + torch.diag_embed(torch.where(is_seen, JITTER, 1.0).to(u.dtype))
 
 
 def polya_gamma(tilt: Tensor, exponentials: Tensor) -> Tensor:
@@ -158,53 +218,54 @@ def polya_gamma(tilt: Tensor, exponentials: Tensor) -> Tensor:
     return (terms * exponentials).sum(-1) + rest
 
 
-def sample_omega(
-    matrix: Tensor, kappa: Tensor, counts: Tensor, key: ft.Key, *, chains: int, steps: int
-) -> Tensor:
-    """Return omega (chains, splits, n) after steps of Gibbs sampling, each chain from the prior.
+class Draws(NamedTuple):
+    """Random numbers of the pairs of a split and an example that it sees."""
+
+    exponential: Tensor
+    """(pairs, chains, steps + 1, terms)"""
+    normal: Tensor
+    """(pairs, chains, 2 steps + 1)"""
+
+
+def draw(kappa: Tensor, key: ft.Key, *, chains: int, steps: int) -> Draws:
+    """Draw what Gibbs sampling needs at all splits (splits, n)."""
+    pairs = kappa.numel() if ft.is_transformed() else int((kappa != 0).sum())
+    uniform = ft.uniform(key.fold("uniform"), (pairs, chains, steps + 1, _TERMS))
+    normal = ft.normal(key.fold("normal"), (pairs, chains, 2 * steps + 1))
+    return Draws(-torch.log1p(-uniform.double()), normal.double())
+
+
+def sample_omega(u: Tensor, kappa: Tensor, draws: Draws) -> Tensor:
+    """Return omega of splits (chains, g, n) after Gibbs sampling, each chain from the prior.
 
     Args:
-        matrix: K (n, n).
-        kappa: 1/2, -1/2, or 0 for examples that a split does not see (splits, n).
-        counts: 1 for the examples that count (n,).
-        key: of the random numbers, of which every example has its own.
-        chains: independent ones.
-        steps: of each.
+        u: directions of the examples (g, n, d).
+        kappa: 1/2, -1/2, or 0 for examples that a split does not see (g, n).
+        draws: of these pairs, (g, n, ...) in place of (pairs, ...).
     """
-    factor = _cholesky(matrix)
-    shape = (chains, *kappa.shape[:1])
+    is_seen = kappa != 0
+    matrix = kernel_matrix(u, is_seen)
+    exponential = draws.exponential.movedim((2, 3), (1, 0))  # (steps + 1, chains, g, n, terms)
+    normal = draws.normal.movedim((2, 3), (1, 0))  # (2 steps + 1, chains, g, n)
+    steps = len(exponential) - 1
 
-    def next_omega(f: Tensor, key: ft.Key) -> Tensor:
-        uniform = by_row(ft.uniform, key, counts, (*shape, _TERMS)).movedim(0, 2)
-        drawn = polya_gamma(f, -torch.log1p(-uniform.double()))
-        return torch.where(kappa == 0, 0.0, drawn)
+    def next_omega(f: Tensor, step: int) -> Tensor:
+        return torch.where(is_seen, polya_gamma(f, exponential[step]), 0.0)
 
-    def prior(key: ft.Key) -> Tensor:
-        return by_row(ft.normal, key, counts, shape).movedim(0, 2).double() @ factor.mT
-
-    omega = next_omega(prior(key.fold("f")), key.fold("omega"))
+    # Of each chain, draws of the prior to start from and for every step.
+    prior = (_cholesky(matrix) @ normal[: steps + 1, ..., None])[..., 0]
+    noise = normal[steps + 1 :]
+    omega = next_omega(prior[0], 0)
     for step in range(steps):
         # f | omega, from a draw of the prior and of what was observed
-        step_key = key.fold(step)
-        f = prior(step_key.fold("f"))
+        f = prior[step + 1]
         root = omega.sqrt()
-        noise = by_row(ft.normal, step_key.fold("noise"), counts, shape).movedim(0, 2).double()
-        gap = whitened(kappa, root) - root * f - noise
-        f = f + (root * solve(matrix, root, gap)) @ matrix
-        omega = next_omega(f, step_key.fold("omega"))
+        gap = whitened(kappa, root) - root * f - noise[step]
+        solved = torch.cholesky_solve(gap[..., None], factor_of(matrix, root))
+        f = f + (matrix @ (root[..., None] * solved))[..., 0]
+        omega = next_omega(f, step + 1)
 
     return omega
-
-
-def by_row(
-    draw: Callable[[ft.Key, tuple[int, ...]], Tensor],
-    key: ft.Key,
-    counts: Tensor,
-    shape: tuple[int, ...],
-) -> Tensor:
-    """Draw numbers of a shape for every example (n, ...); they do not depend on padding."""
-    rank = (counts > 0).long().cumsum(0) - 1
-    return draw(key, (len(counts), *shape))[rank.clamp(min=0)]
 
 
 def whitened(kappa: Tensor, root: Tensor) -> Tensor:
@@ -215,7 +276,8 @@ def whitened(kappa: Tensor, root: Tensor) -> Tensor:
 def factor_of(matrix: Tensor, root: Tensor) -> Tensor:
     """Return the Cholesky factor of I + sqrt(Omega) K sqrt(Omega), (..., n, n)."""
     scaled = root[..., :, None] * matrix * root[..., None, :]
-    return _cholesky(scaled + torch.eye(matrix.shape[-1]))
+    scaled.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    return _cholesky(scaled)
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
@@ -224,39 +286,33 @@ def _cholesky(matrix: Tensor) -> Tensor:
     return factor
 
 
-def solve(matrix: Tensor, root: Tensor, sides: Tensor) -> Tensor:
-    """Return (I + sqrt(Omega) K sqrt(Omega))^-1 times the sides (..., n)."""
-    return torch.cholesky_solve(sides[..., None], factor_of(matrix, root))[..., 0]
-
-
-def predict_left(
-    matrix: Tensor, cross: Tensor, variance: Tensor, kappa: Tensor, omega: Tensor
-) -> Tensor:
-    """Return the probability of the left side for new examples (splits, m).
+def predict_left(u: Tensor, kappa: Tensor, omega: Tensor, new: Tensor) -> Tensor:
+    """Return the probability of the left sides of splits for new examples (g, m).
 
     f is Gaussian given omega; sigmoid(f) is integrated by quadrature, and averaged over chains.
 
     Args:
-        matrix: K of the known examples (n, n).
-        cross: k of known and new examples (n, m).
-        variance: k of each new example with itself (m,).
-        kappa: of the known ones (splits, n).
-        omega: of the known ones (chains, splits, n).
+        u: directions of the known examples (g, n, d).
+        kappa: of them (g, n).
+        omega: of them (chains, g, n).
+        new: directions of the new examples (g, m, d).
     """
+    is_seen = kappa != 0
+    cross = kernel(u, new) * is_seen[..., None]
     root = omega.sqrt()
-    factor = factor_of(matrix, root)
+    factor = factor_of(kernel_matrix(u, is_seen), root)
 
     # E f = k^T (K + Omega^-1)^-1 Omega^-1 kappa
-    weights = torch.cholesky_solve(whitened(kappa, root)[..., None], factor)[..., 0]
-    mean = (root * weights) @ cross
+    weights = torch.cholesky_solve(whitened(kappa, root)[..., None], factor)
+    mean = (cross.mT @ (root[..., None] * weights))[..., 0]
 
     # Var f = k(x, x) - k^T (K + Omega^-1)^-1 k
     explained = torch.linalg.solve_triangular(factor, root[..., None] * cross, upper=False)
-    deviation = (variance - explained.square().sum(-2)).clamp(min=1e-12).sqrt()
+    variance = OUTPUT_SCALE + JITTER - explained.square().sum(-2)
+    deviation = variance.clamp(min=1e-12).sqrt()
 
-    nodes, weights_of_nodes = np.polynomial.hermite.hermgauss(_POINTS)
-    points = torch.from_numpy(nodes).to(mean.device)
-    shares = torch.from_numpy(weights_of_nodes / math.sqrt(math.pi)).to(mean.device)
+    points = torch.from_numpy(_POINTS).to(mean.device)
+    shares = torch.from_numpy(_SHARES / math.sqrt(math.pi)).to(mean.device)
     values = mean[..., None] + math.sqrt(2.0) * deviation[..., None] * points
     probability = torch.sigmoid(values) @ shares
     return probability.mean(0)
@@ -286,17 +342,67 @@ def half_loss(
     It is the sum over all splits of the mean over the half of those that the split sees.
     Gradients go through the kernel; omega is a constant.
     """
-    counts = counts.to(torch.float64)
     judged = judged_half(labels, counts, key.fold("half"))
-    matrix = kernel_matrix(z, counts)
-    known = tree.targets(labels, counts - judged)
-    omega = sample_omega(
-        matrix.detach(), known, counts, key.fold("omega"), chains=chains, steps=steps
-    )
-
-    left = predict_left(matrix, matrix, matrix.diagonal(), known, omega)
+    known = tree.targets(labels, counts.to(torch.float64) - judged)
     wanted = tree.targets(labels, judged)
-    probability = torch.where(wanted > 0, left, 1.0 - left)
-    losses = -probability.clamp(min=_LEAST_PROBABILITY).log() * (wanted != 0)
-    sizes = (wanted != 0).sum(1).clamp(min=1)
-    return (losses.sum(1) / sizes).sum()
+
+    u = directions(z)
+    draws = draw(known, key.fold("omega"), chains=chains, steps=steps)
+    loss = u[:0].sum()  # where no split sees an example, the gradient is 0
+    for group in group_splits(known):
+        omega = _sample_group(u.detach(), group, draws)
+        asked = places_of(wanted[group.splits] != 0)
+        side = wanted[group.splits].gather(1, asked)
+        left = predict_left(u[group.rows], group.kappa, omega, u[asked])
+
+        probability = torch.where(side > 0, left, 1.0 - left)
+        losses = -probability.clamp(min=_LEAST_PROBABILITY).log() * (side != 0)
+        sizes = (side != 0).sum(1).clamp(min=1)
+        loss = loss + (losses.sum(1) / sizes).sum()
+
+    return loss
+
+
+def _sample_group(u: Tensor, group: Group, draws: Draws) -> Tensor:
+    """Return omega of the splits of a group (chains, g, n), from the draws of all pairs."""
+    own = Draws(*(numbers[group.numbers] for numbers in draws))
+    return sample_omega(u[group.rows], group.kappa, own)
+
+
+def sample_splits(u: Tensor, kappa: Tensor, key: ft.Key, *, chains: int, steps: int) -> Tensor:
+    """Return omega of all splits (n, chains, splits), 0 for examples that a split does not see.
+
+    Args:
+        u: directions of the examples (n, d).
+        kappa: from :meth:`Tree.targets` (splits, n).
+        key: of the random numbers.
+        chains: of Gibbs sampling.
+        steps: of each.
+    """
+    draws = draw(kappa, key, chains=chains, steps=steps)
+    omega = torch.zeros(*kappa.shape, chains, dtype=u.dtype)
+    for group in group_splits(kappa):
+        sampled = _sample_group(u, group, draws)
+        omega = omega.index_put((group.splits[:, None], group.rows), sampled.movedim(0, 2))
+    return omega.permute(1, 2, 0)
+
+
+def predict_splits(u: Tensor, kappa: Tensor, omega: Tensor, new: Tensor) -> Tensor:
+    """Return the probability of the left sides of all splits for new examples (splits, m).
+
+    It is a half at a split that sees no example.
+
+    Args:
+        u: directions of the known examples (n, d).
+        kappa: from :meth:`Tree.targets` (splits, n).
+        omega: from :func:`sample_splits` (n, chains, splits).
+        new: directions of the new examples (m, d).
+    """
+    left = torch.full((len(kappa), len(new)), 0.5, dtype=u.dtype)
+    for group in group_splits(kappa):
+        omega_of_group = omega.movedim(0, 2)[:, group.splits[:, None], group.rows]
+        found = predict_left(
+            u[group.rows], group.kappa, omega_of_group, new.expand(len(group.splits), *new.shape)
+        )
+        left = left.index_copy(0, group.splits, found)
+    return left

@@ -32,8 +32,8 @@ Deviations (P: paper, C: released code):
   and the mean of the rest, which leaves out 10^-5 of its variance; C draws exactly.
 * A client with one class predicts it, one without examples all alike. Models factorize matrices
   when they predict, which ONNX cannot.
-* P's two versions with inducing points are left out. Time and memory grow with the number of
-  classes, and with the cube and the square of the examples of a batch, or of a client that
+* P's two versions with inducing points are left out. Time and memory grow with the number of a
+  client's classes, and with the cube and the square of the examples of a batch, or of a client that
   predicts: some hundreds are possible.
 """
 
@@ -148,17 +148,14 @@ class PFedGP(ft.Algorithm[ServerState, tuple[()], Personal]):
         body = download.shared.body
         tree, table = _tree_of(task, body, data.train, key.fold("tree"))
         labels = table.labels()
-        counts = (table.weight > 0).to(torch.float64)
-
-        omega = processes.sample_omega(
-            processes.kernel_matrix(table.x, counts),
-            tree.targets(labels, counts),
-            counts,
+        omega = processes.sample_splits(
+            processes.directions(table.x),
+            tree.targets(labels, (table.weight > 0).to(torch.float64)),
             key.fold("omega"),
             chains=self.chains,
             steps=self.gibbs_steps,
         )
-        memory = Memory(table.x, labels, table.weight, omega.movedim(2, 0).to(table.x.dtype))
+        memory = Memory(table.x, labels, table.weight, omega.to(table.x.dtype))
         return Personal(body, tree, ft.PerExample(memory))
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
@@ -171,17 +168,11 @@ class PFedGP(ft.Algorithm[ServerState, tuple[()], Personal]):
         z = self.features(task, personal, x)
         counts = (memory.weight > 0).to(torch.float64)
 
-        matrix = processes.kernel_matrix(memory.features, counts)
-        cross = processes.kernel(memory.features, z) * counts[:, None]
-        variance = torch.full(
-            (len(z),), processes.OUTPUT_SCALE + processes.JITTER, dtype=torch.float64
-        )
-        left = processes.predict_left(
-            matrix,
-            cross,
-            variance,
+        left = processes.predict_splits(
+            processes.directions(memory.features),
             personal.tree.targets(memory.labels, counts),
-            memory.omega.movedim(0, 2).double(),
+            memory.omega.double(),
+            processes.directions(z),
         )
         log_probabilities = personal.tree.log_probabilities(left)
 

@@ -124,8 +124,8 @@ def to_unit(raw: np.ndarray) -> np.ndarray:
     return np.asarray((raw >> np.uint64(11)) * 2.0**-53)
 
 
-_CHUNK = 2**20
-"""Words read at once (8 MiB), so that a long draw needs little memory."""
+_CHUNK = 2**16
+"""Words read at once (512 KiB): as much as a cache holds, so a long draw needs little memory."""
 
 Kind = Literal["words", "uniform", "normal"]
 
