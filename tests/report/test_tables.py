@@ -80,7 +80,9 @@ def hostile(tmp_path_factory):
 
 def test_the_tables_hold_what_was_computed(comparison):
     methods, differences, tests, *new = tables_of(comparison)
-    assert methods.title == "Methods: accuracy in %, known clients, personalized models"
+    assert methods.title == (
+        "Methods: accuracy in %, known clients, personalized models, digits, round 3"
+    )
     # These records hold no other metric of clients than the accuracy.
     names = [name for name in FIGURES if name not in BESIDE_ACCURACY]
     assert methods.columns[3:] == tuple(FIGURES[name] for name in names)

@@ -133,6 +133,8 @@ class Comparison:
 
     metric: str
     point: str
+    about: str
+    """The data, and the round after which the models were made, in words."""
     reference: str
     """The label of the method that the others are compared with."""
     local: str
@@ -272,6 +274,7 @@ def compare(
     return Comparison(
         metric=metric,
         point=point,
+        about=_data_and_round(methods, scores),
         reference=reference,
         local=local,
         groups=tuple(
@@ -285,6 +288,20 @@ def compare(
         judged=shown.label,
         why_judged=shown.reason,
     )
+
+
+def _data_and_round(methods: Sequence[Method], scores: Mapping[str, BySeed]) -> str:
+    """Return what the methods were trained on, and the round of their models, in words."""
+    names = set()
+    for method in methods:
+        for run in method.finished.values():
+            data = run.provenance.get("data")
+            name = data.get("dataset") if isinstance(data, Mapping) else None
+            names.add(str(name or "unknown data"))
+
+    rounds = sorted({one.round for by_seed in scores.values() for one in by_seed.values()})
+    when = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
+    return f"{' or '.join(sorted(names))}, {when}"
 
 
 def _select(

@@ -228,7 +228,8 @@ def _test_cells(comparison: Comparison, test: PairedTest) -> list[str]:
 def _title(comparison: Comparison, group: GroupComparison, what: str) -> str:
     unit = " in %" if CLIENT_METRICS[comparison.metric].in_percent else ""
     metric = comparison.metric.replace("_", " ")
-    return printable(f"{what}: {metric}{unit}, {group.group} clients, {comparison.point} models")
+    clients = f"{group.group} clients, {comparison.point} models"
+    return printable(f"{what}: {metric}{unit}, {clients}, {comparison.about}")
 
 
 def _borrowed(group: GroupComparison) -> str:
