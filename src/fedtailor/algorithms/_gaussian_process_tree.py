@@ -106,9 +106,14 @@ def second_of_two_means(means: Tensor, inside: Tensor) -> Tensor:
 
     second = is_second
     for _ in range(_LLOYD_STEPS):
+        before = second
         to_first = _distances(means, inside & ~second)
         to_second = _distances(means, second)
         second = inside & ~is_first & (is_second | (to_second < to_first))
+
+        # Under ``vmap``, whether anything changes differs between clients.
+        if not ft.is_transformed() and torch.equal(second, before):
+            break
 
     return second
 
