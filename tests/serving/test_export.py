@@ -108,11 +108,11 @@ def test_onnx_says_the_same_as_torch(algorithm, model, shelf, tmp_path):
     for part in (images, images[:1]):
         inputs = np.ascontiguousarray(part.transpose(0, 3, 1, 2))
         logits, probabilities = session.run(None, {"inputs": inputs})
-        assert np.abs(probabilities - personal.predict_proba(part)).max() <= TOLERANCE.get(
-            model, 1e-5
-        )
         expected = personal.logits(part)
         scale = max(1, np.abs(expected[np.isfinite(expected)]).max())
+        # A head of few examples can have logits of a thousand, which float32 rounds to 1e-4.
+        tolerance = max(TOLERANCE.get(model, 1e-5), 1e-6 * scale)
+        assert np.abs(probabilities - personal.predict_proba(part)).max() <= tolerance
         expected = expected - expected.max(1, keepdims=True)  # all classes may share a term
         logits = logits - logits.max(1, keepdims=True)
         finite = np.isfinite(expected)
