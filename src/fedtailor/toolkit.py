@@ -28,6 +28,7 @@ from fedtailor.core.algorithm import Download as Download
 from fedtailor.core.algorithm import ModelState as ModelState
 from fedtailor.core.algorithm import Onboarded as Onboarded
 from fedtailor.core.algorithm import OneGlobalModel as OneGlobalModel
+from fedtailor.core.devices import to_host as to_host
 from fedtailor.core.engine import PerExample as PerExample
 from fedtailor.core.errors import ConfigError as ConfigError
 from fedtailor.core.federation import ClientData as ClientData

@@ -51,3 +51,11 @@ def test_a_round_of_stacked_clients():
         **FEDAVG,
         "the examples that count, from which batches are planned": 1,
     }
+
+
+def test_what_pfedgp_looks_at_has_a_reason():
+    found = copies_of("pfedgp", Reference())
+    assert set(found) - set(FEDAVG) == {
+        "how many examples splits see",
+        "whether two means have moved",
+    }

@@ -84,20 +84,18 @@ def polya_gamma(c, exponentials):
     return total + max(rest, 0.0)
 
 
-def gibbs(known, kappa, exponential, normal):
+def gibbs(known, kappa, exponential, standard, noise):
     """Return omega of the examples of a split, in one chain."""
-    steps = exponential.shape[1] - 1
-    prior = np.linalg.cholesky(known) @ normal[:, : steps + 1]
+    prior = np.linalg.cholesky(known) @ standard
 
     def omega_of(f, step):
         return np.array([polya_gamma(c, g) for c, g in zip(f, exponential[:, step], strict=True)])
 
     omega = omega_of(prior[:, 0], 0)
-    for step in range(steps):
+    for step in range(noise.shape[1]):
         f = prior[:, step + 1]
-        noise = normal[:, steps + 1 + step]
         inverse = np.linalg.inv(known + np.diag(1 / omega))
-        f = f + known @ inverse @ (kappa / omega - f - noise / np.sqrt(omega))
+        f = f + known @ inverse @ (kappa / omega - f - noise[:, step] / np.sqrt(omega))
         omega = omega_of(f, step + 1)
     return omega
 
@@ -153,21 +151,19 @@ def omegas_of(w, x, y, splits, allowed, draws):
     """Return omega by split and chain; the draws are those of one split after another."""
     z = features(w, x)
     matrix = kernel(z, z) + 1e-3 * np.eye(len(y))
-    exponential, normal = (numbers.numpy() for numbers in draws)
+    left = [numbers.numpy() for numbers in draws]
     found = []
     for split in splits:
         kappa = sides_of(y, split, allowed)
         rows = np.flatnonzero(kappa)
         known = matrix[np.ix_(rows, rows)]
-        own = (exponential[: len(rows)], normal[: len(rows)])
-        exponential, normal = exponential[len(rows) :], normal[len(rows) :]
+        own = [numbers[: len(rows)] for numbers in left]
+        left = [numbers[len(rows) :] for numbers in left]
+        chains = range(own[0].shape[1])
         found.append(
-            [
-                gibbs(known, kappa[rows], own[0][:, chain], own[1][:, chain])
-                for chain in range(normal.shape[1])
-            ]
+            [gibbs(known, kappa[rows], *(numbers[:, chain] for numbers in own)) for chain in chains]
         )
-    assert len(normal) == 0
+    assert len(left[0]) == 0
     return found
 
 
@@ -324,20 +320,47 @@ def test_without_examples_all_classes_are_alike():
     assert (algorithm.predict(task, personal, torch.zeros(2, harness.INPUTS)) == 0).all()
 
 
-def test_splits_alone_or_together_find_the_same(monkeypatch):
-    """Five classes of four examples; the sixth has none."""
-    u = processes.directions(torch.from_numpy(np.random.default_rng(0).normal(size=(20, 3))))
-    labels = torch.arange(5).repeat(4)
-    means = torch.stack([u[labels == c].mean(0) for c in range(5)] + [torch.zeros(3)])
+def test_splits_alone_or_together_or_stacked_find_the_same(monkeypatch):
+    """Five classes of four examples; the sixth has none. The last row is padding."""
+    u = processes.directions(torch.from_numpy(np.random.default_rng(0).normal(size=(21, 3))))
+    u.requires_grad_()
+    labels = torch.tensor([*range(5), *range(5), *range(5), *range(5), 5])
+    counts = torch.ones(21)
+    counts[-1] = 0
+    means = torch.stack([u[labels == c].mean(0) for c in range(6)]).detach()
     tree = processes.grow(means, torch.arange(6) < 5)
-    kappa = tree.targets(labels, torch.ones(20))
-    assert [int((row != 0).sum()) for row in kappa][-1] == 0
-    found = []
-    for few in (0, 32):
-        monkeypatch.setattr(processes, "_FEW", few)
-        omega = processes.sample_splits(u, kappa, new_key(0), chains=3, steps=2)
-        found.append((omega, processes.predict_splits(u, kappa, omega, u[:2])))
+    kappa = tree.targets(labels, counts)
+    sizes = [int((row != 0).sum()) for row in kappa]
+    assert max(sizes) > 8 and min(size for size in sizes if size) <= 8 and sizes[-1] == 0
 
-    for alone, together in zip(*found, strict=True):
-        assert (alone - together).abs().max() < 1e-12
-    assert ((found[0][0] > 0) == (kappa != 0).T[:, None]).all()
+    def find(u):
+        key = new_key(0)
+        omega = processes.sample_splits(u.detach(), kappa, key, chains=3, steps=2)
+        left = processes.predict_splits(u, kappa, omega, u[:2])
+        loss = processes.half_loss(u, labels, counts, tree, key, chains=3, steps=2)
+        return omega, left, loss
+
+    found = []
+    for few in (0, 8, 32):
+        monkeypatch.setattr(processes, "_FEW", few)
+        omega, left, loss = find(u)
+        found.append((omega, left, loss, torch.autograd.grad(loss, u)[0]))
+
+    stacked = torch.func.vmap(find)(u[None])
+    found.append((*(one[0] for one in stacked), torch.autograd.grad(stacked[2].sum(), u)[0]))
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert (one - other).abs().max() < 1e-12
+
+    omega, *_, slope = found[0]
+    assert ((omega > 0) == (kappa != 0).T[:, None]).all()
+    assert (slope[:-1] != 0).any(1).all() and (slope[-1] == 0).all()
+
+
+def test_two_means_end_where_nothing_changes_any_more():
+    """Under ``vmap`` they never end early."""
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(100, 12, 4)))
+    inside = torch.ones(12, dtype=torch.bool)
+    stacked = torch.func.vmap(lambda means: processes.second_of_two_means(means, inside))(points)
+    alone = [processes.second_of_two_means(means, inside) for means in points]
+    assert torch.equal(torch.stack(alone), stacked)

@@ -104,6 +104,18 @@ def test_the_tables_hold_what_was_computed(comparison):
     )
 
 
+def test_a_title_names_all_data_and_none_that_was_not_compared(tmp_path):
+    data = {"first": {"dataset": "digits"}, "second": {"dataset": "heart\n"}, "third": {}}
+    runs = [
+        write_run(tmp_path / name, {"personalized": scores(4)}, algorithm=name, data=of_run)
+        for name, of_run in data.items()
+    ]
+    unseen = {"dataset": "of no score"}
+    runs.append(write_run(tmp_path / "fourth", {"global": scores(4)}, algorithm="a", data=unseen))
+    title = tables_of(compare(read_methods(runs)))[0].title
+    assert title.endswith("models, digits or heart or unknown data, round 3")
+
+
 def test_csv_holds_every_number_unrounded(comparison):
     rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
     known = [row for row in rows if row["group"] == "known"]

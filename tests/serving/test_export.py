@@ -111,7 +111,7 @@ def test_onnx_says_the_same_as_torch(algorithm, model, shelf, tmp_path):
         expected = personal.logits(part)
         scale = max(1, np.abs(expected[np.isfinite(expected)]).max())
         # A head of few examples can have logits of a thousand, which float32 rounds to 1e-4.
-        tolerance = max(TOLERANCE.get(model, 1e-5), 1e-6 * scale)
+        tolerance = max(TOLERANCE.get(model, 1e-5), min(1e-6 * scale, 1e-3))
         assert np.abs(probabilities - personal.predict_proba(part)).max() <= tolerance
         expected = expected - expected.max(1, keepdims=True)  # all classes may share a term
         logits = logits - logits.max(1, keepdims=True)

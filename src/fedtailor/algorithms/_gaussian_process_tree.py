@@ -25,9 +25,9 @@ from torch import Tensor
 
 from fedtailor import toolkit as ft
 
-OUTPUT_SCALE = 8.0
+_OUTPUT_SCALE = 8.0
 """The variance of f at every input, without the jitter: k(x, x)."""
-JITTER = 1e-3
+_JITTER = 1e-3
 """Added to the variance of every example."""
 _FEW = 32
 """Splits that see no more examples run together: their matrices take less time than their calls."""
@@ -35,8 +35,10 @@ _LLOYD_STEPS = 20
 _TERMS = 20
 """Of the series of a Polya-Gamma variable; the mean of the others is added."""
 _LEAST_PROBABILITY = 1e-12
-_POINTS, _SHARES = np.polynomial.hermite.hermgauss(20)
-"""Of the Gauss-Hermite quadrature."""
+_POINTS, _WEIGHTS = np.polynomial.hermite.hermgauss(20)
+"""Points and weights of the Gauss-Hermite quadrature."""
+_SIZES = "how many examples splits see"
+"""Why numbers go to the host."""
 
 
 class Tree(NamedTuple):
@@ -112,8 +114,10 @@ def second_of_two_means(means: Tensor, inside: Tensor) -> Tensor:
         second = inside & ~is_first & (is_second | (to_second < to_first))
 
         # Under ``vmap``, whether anything changes differs between clients.
-        if not ft.is_transformed() and torch.equal(second, before):
-            break
+        if not ft.is_transformed():
+            is_changed = (second != before).any()
+            if not ft.to_host(is_changed, "whether two means have moved"):
+                break
 
     return second
 
@@ -134,8 +138,9 @@ class Group(NamedTuple):
     """The places of the examples (g, n)."""
     kappa: Tensor
     """Of these: 1/2 on the left, -1/2 on the right, 0 for those that are not seen (g, n)."""
-    numbers: Tensor
-    """The numbers of the pairs of a split and an example that it sees, over all groups (g, n)."""
+    pairs: Tensor
+    """The numbers of the pairs of a split and an example that it sees, over all groups (g, n). A
+    row that is not seen has the number of another pair, whose draws change nothing there."""
 
 
 def group_splits(kappa: Tensor) -> list[Group]:
@@ -146,20 +151,22 @@ def group_splits(kappa: Tensor) -> list[Group]:
     """
     is_seen = kappa != 0
     if ft.is_transformed():
-        groups = [torch.arange(len(kappa))]
+        groups = [list(range(len(kappa)))]
     else:
-        sizes = is_seen.sum(1)
-        few = ((sizes > 0) & (sizes <= _FEW)).nonzero()[:, 0]
-        many = (sizes > _FEW).nonzero()[:, 0]
-        groups = [splits for splits in (few, *many[:, None]) if len(splits)]
+        sizes = ft.to_host(is_seen.sum(1), _SIZES).tolist()
+        few = [split for split, size in enumerate(sizes) if 0 < size <= _FEW]
+        many = [[split] for split, size in enumerate(sizes) if size > _FEW]
+        groups = [few, *many] if few else many
 
-    numbers = _rank(is_seen.flatten()).reshape(kappa.shape)
+    # How many pairs were seen before.
+    pairs = (is_seen.flatten().long().cumsum(0) - 1).clamp(min=0).reshape(kappa.shape)
     result = []
-    for splits in groups:
+    for group in groups:
+        splits = torch.tensor(group)
         rows = places_of(is_seen[splits])
-        result.append(
-            Group(splits, rows, kappa[splits].gather(1, rows), numbers[splits].gather(1, rows))
-        )
+        of_rows = (kappa[splits].gather(1, rows), pairs[splits].gather(1, rows))
+        result.append(Group(splits, rows, *of_rows))
+
     return result
 
 
@@ -172,13 +179,8 @@ def places_of(is_seen: Tensor) -> Tensor:
     if ft.is_transformed():
         return torch.arange(is_seen.shape[1]).expand(is_seen.shape)
 
-    most = int(is_seen.sum(1).max())
+    most = int(ft.to_host(is_seen.sum(1).max(), _SIZES))
     return is_seen.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
-
-
-def _rank(is_seen: Tensor) -> Tensor:
-    """Return how many were seen before each of the seen (n,)."""
-    return (is_seen.long().cumsum(0) - 1).clamp(min=0)
 
 
 def directions(z: Tensor) -> Tensor:
@@ -190,7 +192,7 @@ def kernel(u: Tensor, v: Tensor) -> Tensor:
     """Return 8 exp(-|u - v|^2 / 2) of directions (..., n, d) and others (..., m, d)."""
     norms = u.square().sum(-1)[..., :, None] + v.square().sum(-1)[..., None, :]
     squares = norms - 2.0 * u @ v.mT
-    return OUTPUT_SCALE * torch.exp(-squares.clamp(min=0.0) / 2)
+    return _OUTPUT_SCALE * torch.exp(-squares.clamp(min=0.0) / 2)
 
 
 def kernel_matrix(u: Tensor, is_seen: Tensor) -> Tensor:
@@ -199,7 +201,7 @@ def kernel_matrix(u: Tensor, is_seen: Tensor) -> Tensor:
     Examples that are not seen (g, n) have the rows of an identity.
     """
     matrix = kernel(u, u) * is_seen[..., :, None] * is_seen[..., None, :]
-    return matrix + torch.diag_embed(torch.where(is_seen, JITTER, 1.0).to(u.dtype))
+    return matrix + torch.diag_embed(torch.where(is_seen, _JITTER, 1.0).to(u.dtype))
 
 
 def polya_gamma(tilt: Tensor, exponentials: Tensor) -> Tensor:
@@ -227,17 +229,25 @@ class Draws(NamedTuple):
     """Random numbers of the pairs of a split and an example that it sees."""
 
     exponential: Tensor
-    """(pairs, chains, steps + 1, terms)"""
-    normal: Tensor
-    """(pairs, chains, 2 steps + 1)"""
+    """Those of Polya-Gamma variables (pairs, chains, steps + 1, terms)."""
+    prior: Tensor
+    """Normal ones, for draws of the prior (pairs, chains, steps + 1)."""
+    noise: Tensor
+    """Normal ones, for what was observed (pairs, chains, steps)."""
 
 
 def draw(kappa: Tensor, key: ft.Key, *, chains: int, steps: int) -> Draws:
     """Draw what Gibbs sampling needs at all splits (splits, n)."""
-    pairs = kappa.numel() if ft.is_transformed() else int((kappa != 0).sum())
+    if ft.is_transformed():
+        pairs = kappa.numel()
+    else:
+        pairs = int(ft.to_host((kappa != 0).sum(), _SIZES))
+
     uniform = ft.uniform(key.fold("uniform"), (pairs, chains, steps + 1, _TERMS))
     normal = ft.normal(key.fold("normal"), (pairs, chains, 2 * steps + 1))
-    return Draws(-torch.log1p(-uniform.double()), normal.double())
+    exponential = uniform.double().neg_().log1p_().neg_()
+    prior, noise = normal.double().tensor_split([steps + 1], dim=2)
+    return Draws(exponential, prior, noise)
 
 
 def sample_omega(u: Tensor, kappa: Tensor, draws: Draws) -> Tensor:
@@ -251,17 +261,16 @@ def sample_omega(u: Tensor, kappa: Tensor, draws: Draws) -> Tensor:
     is_seen = kappa != 0
     matrix = kernel_matrix(u, is_seen)
     exponential = draws.exponential.movedim((2, 3), (1, 0))  # (steps + 1, chains, g, n, terms)
-    normal = draws.normal.movedim((2, 3), (1, 0))  # (2 steps + 1, chains, g, n)
-    steps = len(exponential) - 1
+    standard = draws.prior.movedim((2, 3), (1, 0))  # (steps + 1, chains, g, n)
+    noise = draws.noise.movedim((2, 3), (1, 0))  # (steps, chains, g, n)
 
     def next_omega(f: Tensor, step: int) -> Tensor:
         return torch.where(is_seen, polya_gamma(f, exponential[step]), 0.0)
 
     # Of each chain, draws of the prior to start from and for every step.
-    prior = (_cholesky(matrix) @ normal[: steps + 1, ..., None])[..., 0]
-    noise = normal[steps + 1 :]
+    prior = (_cholesky(matrix) @ standard[..., None])[..., 0]
     omega = next_omega(prior[0], 0)
-    for step in range(steps):
+    for step in range(len(noise)):
         # f | omega, from a draw of the prior and of what was observed
         f = prior[step + 1]
         root = omega.sqrt()
@@ -313,11 +322,11 @@ def predict_left(u: Tensor, kappa: Tensor, omega: Tensor, new: Tensor) -> Tensor
 
     # Var f = k(x, x) - k^T (K + Omega^-1)^-1 k
     explained = torch.linalg.solve_triangular(factor, root[..., None] * cross, upper=False)
-    variance = OUTPUT_SCALE + JITTER - explained.square().sum(-2)
+    variance = _OUTPUT_SCALE + _JITTER - explained.square().sum(-2)
     deviation = variance.clamp(min=1e-12).sqrt()
 
     points = torch.from_numpy(_POINTS).to(mean.device)
-    shares = torch.from_numpy(_SHARES / math.sqrt(math.pi)).to(mean.device)
+    shares = torch.from_numpy(_WEIGHTS / math.sqrt(math.pi)).to(mean.device)
     values = mean[..., None] + math.sqrt(2.0) * deviation[..., None] * points
     probability = torch.sigmoid(values) @ shares
     return probability.mean(0)
@@ -353,24 +362,37 @@ def half_loss(
 
     u = directions(z)
     draws = draw(known, key.fold("omega"), chains=chains, steps=steps)
-    loss = u[:0].sum()  # where no split sees an example, the gradient is 0
+    loss = torch.zeros((), dtype=u.dtype)
     for group in group_splits(known):
         omega = _sample_group(u.detach(), group, draws)
-        asked = places_of(wanted[group.splits] != 0)
-        side = wanted[group.splits].gather(1, asked)
-        left = predict_left(u[group.rows], group.kappa, omega, u[asked])
-
-        probability = torch.where(side > 0, left, 1.0 - left)
-        losses = -probability.clamp(min=_LEAST_PROBABILITY).log() * (side != 0)
-        sizes = (side != 0).sum(1).clamp(min=1)
-        loss = loss + (losses.sum(1) / sizes).sum()
+        loss = loss + _loss_of_group(u, group, omega, wanted[group.splits])
 
     return loss
 
 
+def _loss_of_group(u: Tensor, group: Group, omega: Tensor, wanted: Tensor) -> Tensor:
+    """Return the loss of the splits of a group, ().
+
+    Args:
+        u: directions of all examples (n, d).
+        group: with the known examples.
+        omega: of these (chains, g, known).
+        wanted: positive for examples that are on the left, negative on the right, 0 for those that
+            are not judged (g, n).
+    """
+    asked = places_of(wanted != 0)
+    side = wanted.gather(1, asked)
+    left = predict_left(u[group.rows], group.kappa, omega, u[asked])
+
+    probability = torch.where(side > 0, left, 1.0 - left)
+    losses = -probability.clamp(min=_LEAST_PROBABILITY).log() * (side != 0)
+    sizes = (side != 0).sum(1).clamp(min=1)
+    return (losses.sum(1) / sizes).sum()
+
+
 def _sample_group(u: Tensor, group: Group, draws: Draws) -> Tensor:
     """Return omega of the splits of a group (chains, g, n), from the draws of all pairs."""
-    own = Draws(*(numbers[group.numbers] for numbers in draws))
+    own = Draws(*(drawn[group.pairs] for drawn in draws))
     return sample_omega(u[group.rows], group.kappa, own)
 
 

@@ -32,9 +32,9 @@ Deviations (P: paper, C: released code):
   and the mean of the rest, which leaves out 10^-5 of its variance; C draws exactly.
 * A client with one class predicts it, one without examples all alike. Models factorize matrices
   when they predict, which ONNX cannot.
-* P's two versions with inducing points are left out. Time and memory grow with the number of a
-  client's classes, and with the cube and the square of the examples of a batch, or of a client that
-  predicts: some hundreds are possible.
+* P's two versions with inducing points are left out. Time and memory grow with the cube and the
+  square of the examples of a batch, or of a client that predicts: some hundreds are possible. On
+  the engine ``batched`` they also grow with the number of classes.
 """
 
 from __future__ import annotations

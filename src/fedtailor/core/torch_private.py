@@ -29,7 +29,10 @@ foreach_mul = torch._foreach_mul
 
 
 def is_transformed() -> bool:
-    """Return whether a transformation such as ``vmap`` is active: blocks then go a longer way."""
+    """Return whether PyTorch transforms the program, as ``vmap`` does.
+
+    Then no shape and no branch may depend on values.
+    """
     active: bool = torch._C._are_functorch_transforms_active()
     return active
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeAlias, cast, get_args
 from fedtailor.core.errors import DataError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS, smallest_tenth, worst_tenth
 from fedtailor.core.options import wrong_value
+from fedtailor.experiment.config import flatten
 from fedtailor.experiment.paired import holm
 from fedtailor.experiment.site_rows import MEASURES, Measure
 from fedtailor.report.cautions import find_notes, find_warnings
-from fedtailor.report.methods import Method
+from fedtailor.report.methods import Method, in_words
 from fedtailor.report.records import POINTS, Group, MethodRecords, MetricScores, read_records
 from fedtailor.report.statistics import (
     Interval,
@@ -293,15 +294,15 @@ def compare(
 def _data_and_round(methods: Sequence[Method], scores: Mapping[str, BySeed]) -> str:
     """Return what the methods were trained on, and the round of their models, in words."""
     names = set()
+    rounds = set()
     for method in methods:
-        for run in method.finished.values():
-            data = run.provenance.get("data")
-            name = data.get("dataset") if isinstance(data, Mapping) else None
-            names.add(str(name or "unknown data"))
+        for seed, of_seed in scores[method.label].items():
+            facts = flatten(method.runs[seed].provenance)
+            names.add(in_words(facts.get("data.dataset", "unknown data")))
+            rounds.add(of_seed.round)
 
-    rounds = sorted({one.round for by_seed in scores.values() for one in by_seed.values()})
-    when = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
-    return f"{' or '.join(sorted(names))}, {when}"
+    when = " or ".join(map(str, sorted(rounds)))
+    return f"{' or '.join(sorted(names))}, round {when}"
 
 
 def _select(
