@@ -1,7 +1,7 @@
 """One exchange on a frozen encoder against training on the same features.
 
     python -m benchmarks.frozen [--data-dir DIR] [--only TEXT ...] [--list]    # what has no record
-    python -m benchmarks.frozen --table
+    python -m benchmarks.frozen --table          # of the page docs/results/one-exchange.md
     python -m benchmarks.frozen --figure FILE    # accuracy against bytes: .html, .pdf, .svg, .png
 
 100 clients of CIFAR-10, CIFAR10-S (half of the clients see corrupted pictures) and Fashion-MNIST,
@@ -19,7 +19,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,8 @@ HEADS = (
     "fedcgs-qda",
 )
 """Global heads of one exchange."""
+IN_ROUNDS = ("fedavg_ft", "pfedfda", "pfedfda-frozen", "local")
+"""Methods that train a layer on the features, at each client."""
 OURS = "one_shot_fda"
 DRAWN = {
     OURS: "a head a client",
@@ -211,51 +213,75 @@ def megabytes(record: dict[str, Any]) -> float:
 
 
 def print_table() -> None:
-    """Print a row for every federation and method."""
+    """Print the tables of docs/results/one-exchange.md, and how far ours is ahead."""
     by_place = records_by_place()
-    federations = dict.fromkeys(cell.federation for cell in cells())
-    for federation in federations:
-        print(f"\n{federation}: accuracy in percent, mean over clients (seeds), MB a client, s")
-        for method in METHODS:
-            records = by_place.get((federation, method))
-            if records:
-                print(_row(method, records))
+    for size in SIZES:
+        print("\n".join(_table(size, by_place)), end="\n\n")
 
-        for line in _differences(federation, by_place):
-            print(line)
+    for federation in dict.fromkeys(cell.federation for cell in cells()):
+        for others in (HEADS, IN_ROUNDS):
+            line = _difference(federation, others, by_place)
+            if line:
+                print(f"{federation}: {line}")
 
 
-def _row(method: str, records: BySeed) -> str:
-    means = [100 * statistics.fmean(accuracies_of(record)) for record in records.values()]
-    spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
-    sizes = [megabytes(record) for record in records.values()]
-    seconds = [record["seconds"]["total"] for record in records.values()]
-    return (
-        f"{method:20} {statistics.fmean(means):5.1f}{spread} ({len(means)})"
-        f"  {statistics.fmean(sizes):6.2f} {statistics.median(seconds):6.0f}"
-    )
+def _table(size: str, by_place: dict[Place, BySeed]) -> Iterator[str]:
+    """Yield a table in Markdown: a row for every method, a column for every federation."""
+    columns = [(data, alpha) for alpha in ALPHAS for data in DATA]
+    names = [f"{data}, {alpha:g}" for data, alpha in columns]
+    pictures = f"{size} training pictures a client"
+    yield f"| {pictures} | {' | '.join(names)} | MB a client, both ways |"
+    yield f"|---|{'---|' * (len(columns) + 1)}"
+
+    rows = [(method, method, "") for method in METHODS]
+    rows.append(("fedavg", "fedavg_ft", "global"))
+    for label, method, point in rows:
+        places = [(f"{data}-{alpha:g}-{size}", method) for data, alpha in columns]
+        found = [by_place.get(place, {}) for place in places]
+        records = [record for by_seed in found for record in by_seed.values()]
+        cells_of_row = [_accuracy(by_seed, point) for by_seed in found]
+        if records:
+            sent = statistics.fmean(map(megabytes, records))
+            yield f"| `{label}` | {' | '.join(cells_of_row)} | {sent:.1f} |"
 
 
-def _differences(federation: str, by_place: dict[Place, BySeed]) -> Iterator[str]:
-    """Yield what the best global head, and ours against it, have over the same seeds and clients.
+def _accuracy(by_seed: BySeed, point: str) -> str:
+    """Return the mean over clients in percent, and its standard deviation over seeds."""
+    means = []
+    for record in by_seed.values():
+        accuracies = record["client_accuracies"][point] if point else accuracies_of(record)
+        means.append(100 * statistics.fmean(accuracies))
 
-    The best head is the one of the highest mean on test examples, so the difference is not in our
-    favor.
+    if not means:
+        return ""
+
+    mean = f"{statistics.fmean(means):.1f}"
+    if len(means) < len(SEEDS):
+        return f"{mean} ({len(means)} of {len(SEEDS)} seeds)"
+
+    return f"{mean} ± {statistics.stdev(means):.1f}"
+
+
+def _difference(federation: str, others: Sequence[str], by_place: dict[Place, BySeed]) -> str:
+    """Return by how much ours is ahead of the best other, over the same seeds and clients.
+
+    The best one has the highest mean on test examples, so the difference is not in our favor. Empty
+    if there are no records.
     """
     from fedtailor.report.statistics import bootstrap_interval
 
     ours = by_place.get((federation, OURS), {})
-    heads = {head: by_place.get((federation, head), {}) for head in HEADS}
-    seeds = [seed for seed in ours if all(seed in records for records in heads.values() if records)]
-    tried = {head: records for head, records in heads.items() if records}
+    found = {other: by_place.get((federation, other), {}) for other in others}
+    tried = {other: records for other, records in found.items() if records}
+    seeds = [seed for seed in ours if all(seed in records for records in tried.values())]
     if not seeds or not tried:
-        return
+        return ""
 
     means = {
-        head: statistics.fmean(statistics.fmean(accuracies_of(records[seed])) for seed in seeds)
-        for head, records in tried.items()
+        other: statistics.fmean(statistics.fmean(accuracies_of(records[seed])) for seed in seeds)
+        for other, records in tried.items()
     }
-    best = max(means, key=lambda head: means[head])
+    best = max(means, key=lambda other: means[other])
     gaps = []
     for seed in seeds:
         pairs = zip(accuracies_of(ours[seed]), accuracies_of(tried[best][seed]), strict=True)
@@ -263,9 +289,10 @@ def _differences(federation: str, by_place: dict[Place, BySeed]) -> Iterator[str
 
     interval = bootstrap_interval(gaps)
     assert interval is not None
-    yield (
-        f"  {OURS} - {best}: {statistics.fmean(gaps):+.1f} "
-        f"({interval.low:+.1f} to {interval.high:+.1f}; {len(seeds)} seeds of 100 clients)"
+    count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    return (
+        f"{OURS} - {best}: {statistics.fmean(gaps):+.1f} "
+        f"({interval.low:+.1f} to {interval.high:+.1f}; {count}, 100 clients)"
     )
 
 
