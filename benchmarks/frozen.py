@@ -39,6 +39,7 @@ DATA: dict[str, dict[str, Any]] = {
     "cifar10_s": {"dataset": "cifar10", "shift": "cifar_s(clients=50)"},
     "fashion_mnist": {"dataset": "fashion_mnist"},
 }
+TITLES = {"cifar10": "CIFAR-10", "cifar10_s": "CIFAR10-S", "fashion_mnist": "Fashion-MNIST"}
 SIZES = {"50": 50, "all": 0}
 """Largest number of training examples of a client; 0: no limit."""
 ALPHAS = (0.5, 0.1)
@@ -107,6 +108,11 @@ class Cell:
     def federation(self) -> str:
         """The name of the federation."""
         return f"{self.data}-{self.alpha:g}-{self.size}"
+
+    @property
+    def title(self) -> str:
+        """The federation in words."""
+        return f"{TITLES[self.data]}, Dirichlet({self.alpha:g}), {self.size} pictures"
 
     @property
     def name(self) -> str:
@@ -228,7 +234,7 @@ def print_table() -> None:
 def _table(size: str, by_place: dict[Place, BySeed]) -> Iterator[str]:
     """Yield a table in Markdown: a row for every method, a column for every federation."""
     columns = [(data, alpha) for alpha in ALPHAS for data in DATA]
-    names = [f"{data}, {alpha:g}" for data, alpha in columns]
+    names = [f"{TITLES[data]}, {alpha:g}" for data, alpha in columns]
     pictures = f"{size} training pictures a client"
     yield f"| {pictures} | {' | '.join(names)} | MB a client, both ways |"
     yield f"|---|{'---|' * (len(columns) + 1)}"
@@ -303,11 +309,11 @@ def figure() -> Figure:
     by_place = records_by_place()
     panels = []
     rows: list[list[Any]] = []
-    for federation in dict.fromkeys(cell.federation for cell in cells()):
+    for federation, title in {cell.federation: cell.title for cell in cells()}.items():
         points = _points(federation, by_place)
         rows += [[federation, *point.values()] for point in points]
         if points:
-            panels.append(Panel(chart=_chart(points), title=federation))
+            panels.append(Panel(chart=_chart(points), title=title))
 
     columns = ["federation", "method", "kind", "MB a client", "accuracy, %", "rounds", "seeds"]
     return Figure(
@@ -321,11 +327,11 @@ def figure() -> Figure:
 
 
 def _points(federation: str, by_place: dict[Place, BySeed]) -> list[dict[str, Any]]:
-    """Return a point for every method that is drawn; none unless all of them have records."""
+    """Return a point for every method that is drawn; none unless all of them have all seeds."""
     points = []
     for method, kind in DRAWN.items():
         records = list(by_place.get((federation, method), {}).values())
-        if not records:
+        if len(records) < len(SEEDS):
             return []
 
         means = [100 * statistics.fmean(accuracies_of(record)) for record in records]
