@@ -31,6 +31,7 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.limits import LARGEST_SHAPE, MOST_AXES, MOST_CLASSES, MOST_EXAMPLES
+from fedtailor.deployment.membership import Member
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
 from fedtailor.deployment.wire import refusal_in, whole, wrong
@@ -57,27 +58,6 @@ _LONGEST_TEXT = 10_000
 
 class SiteLeftError(Exception):
     """A site was paused or removed before all had agreed."""
-
-
-class Member(NamedTuple):
-    """A site of a run, and what it said of itself."""
-
-    name: str
-    new: bool
-    share: tuple[str, ...]
-    torch: str
-    capability: str
-    num_train: int = 0
-    """Training examples; 1 if it has any, and does not say how many."""
-    num_val: int = 0
-    num_test: int = 0
-    counts_known: bool = True
-    """Whether it says how many examples it has."""
-
-
-def read_member(record: Mapping[str, Any]) -> Member:
-    """Return the site of a record that ``Member._asdict`` has made."""
-    return Member(**{**record, "share": tuple(record["share"])})
 
 
 class Agreement(NamedTuple):

@@ -26,7 +26,7 @@ from fedtailor.core.errors import (
 from fedtailor.core.federation import Roster
 from fedtailor.core.folders import this_process
 from fedtailor.core.history import History
-from fedtailor.core.reading import content_of, damaged, read_object
+from fedtailor.core.reading import damaged, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.split import ClientRecord, split_digest
@@ -36,7 +36,6 @@ from fedtailor.deployment.agreement import (
     agree,
     agree_to_continue,
     ask_to_join,
-    read_member,
 )
 from fedtailor.deployment.conduct import Conduct, excluded_sites
 from fedtailor.deployment.continuation import FinishedRun, first_state
@@ -50,7 +49,7 @@ from fedtailor.deployment.federation_folder import (
     read_attendance,
     write_attendance,
 )
-from fedtailor.deployment.membership import HISTORY_FILE, Membership, read_joined
+from fedtailor.deployment.membership import Membership, members_of
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
     PLAN_FILE,
@@ -64,7 +63,7 @@ from fedtailor.deployment.shared_verdicts import SHARE, ask_verdicts
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.reader import ACROSS_SITES, PROVENANCE_FILE, holds_run, read_provenance
+from fedtailor.experiment.reader import ACROSS_SITES, holds_run, read_provenance
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
@@ -340,7 +339,7 @@ class _ServedRun:
                 problem = error.message
 
             if member is not None:
-                self.membership.join(round, member._asdict())
+                self.membership.join(round, member)
                 return True
 
             self.waits.postpone(site.name, round)
@@ -548,16 +547,10 @@ def read_agreement(run: Path) -> Agreement:
         DataError: a file is damaged, or another version of fedtailor has begun the run.
     """
     plan = read_plan_of(run / PLAN_FILE)
-    with content_of(run / PROVENANCE_FILE):
-        begun = [read_member(record) for record in read_provenance(run)["sites"]]
-    with content_of(run / HISTORY_FILE):
-        joined = [read_member(record) for record in read_joined(run)]
-
-    if len(begun) < plan.sites:
-        raise damaged(run, f"it names {len(begun)} sites, and the plan is for {plan.sites}")
-
-    # Those who joined come into the provenance a moment later than into the history.
-    return Agreement(plan, [*begun[: plan.sites], *joined])
+    members = members_of(run)
+    if len(members) < plan.sites:
+        raise damaged(run, f"it names {len(members)} sites, and the plan is for {plan.sites}")
+    return Agreement(plan, members)
 
 
 def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:

@@ -18,7 +18,7 @@ from fedtailor.core.folders import this_process
 from fedtailor.core.reading import content_of
 from fedtailor.deployment.conduct import excluded_sites
 from fedtailor.deployment.federation_folder import FederationFolder, read_attendance
-from fedtailor.deployment.membership import records_of
+from fedtailor.deployment.membership import Member, members_of
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
 from fedtailor.deployment.supervise import NewRecords, latest_sentences
 from fedtailor.experiment.config import load_config
@@ -70,8 +70,8 @@ class _Run(NamedTuple):
     algorithm: str
     rounds: int
     has_sums: bool
-    sites: Sequence[Mapping[str, Any]]
-    """What they have said of themselves, by number; more can join."""
+    sites: Sequence[Member]
+    """By number; more can join."""
 
     def shows_scores_of(self, number: int) -> bool:
         """Return whether a site shows its own scores.
@@ -80,8 +80,8 @@ class _Run(NamedTuple):
         of the last one would follow from the mean.
         """
         if self.has_sums:
-            return all({"scores", "single"} <= set(site["share"]) for site in self.sites)
-        return "scores" in self.sites[number]["share"]
+            return all({"scores", "single"} <= set(site.share) for site in self.sites)
+        return "scores" in self.sites[number].share
 
 
 class StatusReader:
@@ -163,7 +163,7 @@ class StatusReader:
             config = load_config(self._path / CONFIG_FILE)
             has_sums = config.privacy.secure_sums
             self._run = _Run(config.algorithm.name, config.schedule.rounds, has_sums, ())
-        self._run = self._run._replace(sites=records_of(self._path))
+        self._run = self._run._replace(sites=members_of(self._path))
 
         first, records = self._rounds.read()
         if records and first == 0:  # a run that is resumed cuts its files
@@ -200,7 +200,7 @@ class StatusReader:
         if record.get("accuracy") is None or not run.shows_scores_of(record["client"]):
             return
 
-        name = str(run.sites[record["client"]]["name"])
+        name = run.sites[record["client"]].name
         self._of_sites.setdefault(name, {})[int(record["round"])] = float(record["accuracy"])
 
     def _seconds_left(self, rounds: int, done: int, now: float) -> float | None:
@@ -222,7 +222,7 @@ class StatusReader:
     def _sites(self, now: float) -> list[dict[str, Any]]:
         """Return what is known of every site, in the order of the run; then those that join."""
         registered = {site.name: site for site in FederationFolder(self._folder).sites()}
-        names = [str(site["name"]) for site in self._run.sites]
+        names = [site.name for site in self._run.sites]
         attendance = read_attendance(self._folder)
         excluded = excluded_sites(self._folder)
         sites = []
