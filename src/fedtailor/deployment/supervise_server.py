@@ -91,8 +91,7 @@ def supervise_server(
 
     server_folder = FederationFolder(folder)
     deploy = load_federation(folder / FEDERATION_FILE).deploy
-    sites = server_folder.sites()
-    check_enough(sites)
+    check_enough(server_folder.sites())
     run = _choose_run(server_folder, new=new)
     logged = _Logged(observer, LogFile(folder / LOG_FILE))
 
@@ -121,6 +120,10 @@ def supervise_server(
 
         logged.say(f"starting the server on {host}, port {deploy.port}")
         processes.start()
+
+        # The folder of Flower is there, so from now on keys of removed sites are remembered.
+        with server_folder.changing():
+            sites = server_folder.sites()
         nodes = processes.register({site.name: site.key for site in sites})
         logged.say(f"{len(sites)} sites are registered: {', '.join(site.name for site in sites)}")
         app = _ServerApp(folder, run, processes, nodes, start)
