@@ -28,7 +28,7 @@ from fedtailor.deployment.status import LOG_FILE, PAGE_FILE, StatusFiles
 from fedtailor.deployment.status_port import TOKEN_FILE, StatusPort
 from fedtailor.deployment.supervise import LogFile, NewRecords
 from fedtailor.experiment.config import load_config
-from fedtailor.experiment.reader import holds_run, read_result
+from fedtailor.experiment.reader import CONFIG_FILE, holds_run, read_result
 
 _PAUSE = 0.5
 """Seconds between two looks at the processes."""
@@ -364,7 +364,7 @@ class _Watcher:
 
     def _begin(self) -> None:
         """Say which run it is."""
-        config = load_config(self._run / "experiment.toml")
+        config = load_config(self._run / CONFIG_FILE)
 
         # Rounds of an earlier process were shown by that one.
         self._rounds.read_unseen()
