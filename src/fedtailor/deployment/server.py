@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ from fedtailor.deployment.agreement import (
 )
 from fedtailor.deployment.conduct import Conduct, excluded_sites
 from fedtailor.deployment.continuation import FinishedRun, first_state
-from fedtailor.deployment.exchange import Attendance, Exchange, Transport
+from fedtailor.deployment.exchange import Attendance, Exchange, Seen, Transport
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
     RUNS,
@@ -151,10 +151,8 @@ def _exchange(
     attendance = read_attendance(folder)
     for number, name in enumerate(names):
         seen = attendance.get(name, {})
-        if isinstance(seen.get("heard"), float):
-            exchange.attendance.heard[number] = seen["heard"]
-        if isinstance(seen.get("silent_since"), float):
-            exchange.attendance.silent[number] = seen["silent_since"]
+        exchange.attendance[number].heard = seen.get("heard")
+        exchange.attendance[number].silent_since = seen.get("silent_since")
 
     return exchange
 
@@ -171,7 +169,8 @@ class _AttendanceNotes:
     def write(self, attendance: Attendance) -> None:
         # An exchange notifies several times a second, and a file would be written each time.
         now = time.monotonic()
-        if now - self._last < _PAUSE and attendance.waiting:
+        is_waiting = any(seen.waiting_since is not None for seen in attendance.values())
+        if now - self._last < _PAUSE and is_waiting:
             return
 
         self._last = now
@@ -182,10 +181,7 @@ class _AttendanceNotes:
             sites[name] = {
                 "online": number in online,
                 "stopped": number in stopped and number not in online,
-                "heard": attendance.heard.get(number),
-                "waiting_since": attendance.waiting.get(number),
-                "silent_since": attendance.silent.get(number),
-                "problem": attendance.failures.get(number, ""),
+                **asdict(attendance.get(number, Seen())),
             }
 
         write_attendance(self._folder, sites)
