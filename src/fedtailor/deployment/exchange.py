@@ -111,12 +111,13 @@ class Exchange:
         self.transport.forget()
         self.transport.send(requests)
         asked = time.time()
+        repeats = Waits(self.options.resend)
         for client in requests:
             self.attendance[client].waiting_since = asked
+            repeats.postpone(client, self.clock())
 
         end = self.clock() + self.options.deadline
         quorum = max(needed, math.ceil(self.options.quorum * len(requests) - 1e-9))
-        repeats = _Repeats(requests, self.options.resend, self.clock())
         answers: dict[int, Envelope] = {}
         failures: dict[int, SiteFailure] = {}
 
@@ -139,8 +140,11 @@ class Exchange:
                     failures.setdefault(client, SiteFailure("unavailable", why))
                 break
 
-            # Requests can be lost, so silent sites are asked again.
-            due = repeats.take_due(silent, now)
+            # Requests can be lost, so silent sites are asked again. A site that works for long must
+            # not find a queue of them when it is done, so that is less and less often.
+            due = [client for client in silent if repeats.is_due(client, now)]
+            for client in due:
+                repeats.postpone(client, now)
             if due:
                 self.transport.send({client: requests[client] for client in due})
 
@@ -190,27 +194,28 @@ class Exchange:
         return False
 
 
-class _Repeats:
-    """When requests are sent again.
+class Waits:
+    """When each site is asked again; each time, the wait doubles.
 
-    Each time, the wait doubles: a site that works for long must not find a queue of repeats when it
-    is done. The wait starts again at the first if the request is known to be lost.
+    Args:
+        first: the first wait, in seconds or rounds.
     """
 
-    def __init__(self, clients: Iterable[int], wait: float, now: float) -> None:
-        self._first = wait
-        self._waits = dict.fromkeys(clients, wait)
-        self._due = dict.fromkeys(clients, now + wait)
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._next: dict[int | str, tuple[float, float]] = {}
+        """By site: when it is due, and the wait after that."""
 
-    def take_due(self, clients: Iterable[int], now: float) -> list[int]:
-        """Return the sites to ask again now, and set when each is due next."""
-        due = [client for client in clients if now >= self._due[client]]
-        for client in due:
-            self._waits[client] *= 2
-            self._due[client] = now + self._waits[client]
-        return due
+    def is_due(self, site: int | str, now: float) -> bool:
+        """Return whether a site may be asked; one that was never asked may."""
+        return now >= self._next.get(site, (now, 0))[0]
 
-    def hasten(self, client: int, now: float) -> None:
-        """Note that the request to a site was lost."""
-        self._waits[client] = self._first
-        self._due[client] = min(self._due[client], now + self._first)
+    def postpone(self, site: int | str, now: float) -> None:
+        """Note that a site is asked now."""
+        _, wait = self._next.get(site, (now, self._first))
+        self._next[site] = (now + wait, 2 * wait)
+
+    def hasten(self, site: int | str, now: float) -> None:
+        """Begin again with the first wait, such as after a request that was lost."""
+        due, _ = self._next[site]
+        self._next[site] = (min(due, now + self._first), 2 * self._first)

@@ -39,7 +39,7 @@ from fedtailor.deployment.agreement import (
 )
 from fedtailor.deployment.conduct import Conduct, excluded_sites
 from fedtailor.deployment.continuation import FinishedRun, first_state
-from fedtailor.deployment.exchange import Attendance, Exchange, Seen, Transport
+from fedtailor.deployment.exchange import Attendance, Exchange, Seen, Transport, Waits
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
     RUNS,
@@ -190,8 +190,10 @@ class _AttendanceNotes:
 def _serve(folder: Path, path: Path, connect: Connect) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
     is_under_way = False
-    waits = _Waits()
     result = None
+
+    # A site that does not join is asked again after more and more rounds, which costs little.
+    waits = Waits(first=1)
     while result is None:
         # Sites may have joined.
         agreement = read_agreement(path)
@@ -205,25 +207,6 @@ def _serve(folder: Path, path: Path, connect: Connect) -> dict[str, Any]:
     return result
 
 
-class _Waits:
-    """When a site is asked again that did not answer, or could not join.
-
-    Each time after twice as many rounds, so that it costs the others little.
-    """
-
-    def __init__(self) -> None:
-        self._next: dict[str, tuple[int, int]] = {}
-
-    def is_due(self, name: str, round: int) -> bool:
-        """Return whether a site may be asked before a round."""
-        return round >= self._next.get(name, (0, 1))[0]
-
-    def postpone(self, name: str, round: int) -> None:
-        """Note that a site was asked and did not join."""
-        _, wait = self._next.get(name, (0, 1))
-        self._next[name] = (round + wait, 2 * wait)
-
-
 class _ServedRun:
     """A run with the sites that it has, until others join."""
 
@@ -233,7 +216,7 @@ class _ServedRun:
         path: Path,
         agreement: Agreement,
         connect: Connect,
-        waits: _Waits,
+        waits: Waits,
     ) -> None:
         self.path = path
         self.agreement = agreement
