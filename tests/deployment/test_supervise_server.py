@@ -4,7 +4,10 @@ import json
 
 import pytest
 
-from fedtailor.deployment.supervise_server import _Watcher
+from fedtailor.deployment import supervise_server as module
+from fedtailor.deployment.federation_folder import FederationFolder
+from fedtailor.deployment.membership import remove_site
+from fedtailor.deployment.supervise_server import _Watcher, supervise_server
 from sites import World, divide_digits, write_arrays
 
 
@@ -39,6 +42,35 @@ def run(tmp_path):
     world = World(tmp_path).write(lambda folder, name: write_arrays(folder, *parts[name]))
     world.serve()
     return tmp_path / "server" / "runs" / "0001"
+
+
+def test_a_site_that_is_removed_while_the_server_starts_is_not_registered(tmp_path, monkeypatch):
+    world = World(tmp_path).write(lambda folder, name: folder.mkdir(parents=True))
+    folder = world.path / "server"
+
+    class Registered(Exception):
+        """The end of the test."""
+
+    class Processes:
+        def __init__(self, *arguments):
+            """Let another command remove a site before the folder of Flower is there."""
+            remove_site(FederationFolder(folder), world.order[0])
+
+        def start(self):
+            """Start nothing."""
+
+        def stop(self):
+            """Stop nothing."""
+
+        def register(self, keys):
+            """Note the names."""
+            raise Registered(sorted(keys))
+
+    monkeypatch.setattr(module, "ServerProcesses", Processes)
+    monkeypatch.setattr(module, "days_left", lambda path: 100.0)
+    with pytest.raises(Registered) as caught:
+        supervise_server(folder, Seen(), draw_status=str)
+    assert caught.value.args == (sorted(world.order[1:]),)
 
 
 def append(path, text):

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
@@ -165,6 +166,18 @@ def parse_json(raw: bytes, path: Path) -> Any:
         raise damaged(path, str(reason)) from reason
 
 
+def strict_json(text: str | bytes) -> Any:
+    """Return the value of JSON text that may come from a stranger.
+
+    No key of an object is there twice: other readers could read another value of it.
+
+    Raises:
+        RecursionError: it is nested too deep.
+        ValueError: it is not JSON, or a key is there twice.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+
+
 def most_values(raw: bytes) -> int:
     """Return the most values that JSON text can hold, without reading it.
 
@@ -248,6 +261,14 @@ def content_of(path: Path, *others: type[Exception]) -> Iterator[None]:
 
 def _not_toml(path: Path, reason: str) -> DataError:
     return DataError(f"'{path}' is not valid TOML: {reason}.", path=path)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        doubled = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the field '{doubled:.80}' is there twice")
+    return record
 
 
 def _refuse_constant(name: str) -> float:

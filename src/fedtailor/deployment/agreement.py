@@ -31,6 +31,7 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.limits import LARGEST_SHAPE, MOST_AXES, MOST_CLASSES, MOST_EXAMPLES
+from fedtailor.deployment.membership import Member
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
 from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
 from fedtailor.deployment.wire import refusal_in, whole, wrong
@@ -57,27 +58,6 @@ _LONGEST_TEXT = 10_000
 
 class SiteLeftError(Exception):
     """A site was paused or removed before all had agreed."""
-
-
-class Member(NamedTuple):
-    """A site of a run, and what it said of itself."""
-
-    name: str
-    new: bool
-    share: tuple[str, ...]
-    torch: str
-    capability: str
-    num_train: int = 0
-    """Training examples; 1 if it has any, and does not say how many."""
-    num_val: int = 0
-    num_test: int = 0
-    counts_known: bool = True
-    """Whether it says how many examples it has."""
-
-
-def read_member(record: Mapping[str, Any]) -> Member:
-    """Return the site of a record that ``Member._asdict`` has made."""
-    return Member(**{**record, "share": tuple(record["share"])})
 
 
 class Agreement(NamedTuple):
@@ -200,11 +180,7 @@ def agree_to_continue(
     )
 
     questions = _Questions(exchange, [site.name for site in sites], len(sites))
-
-    def check(client: int, head: Mapping[str, Any]) -> None:
-        _check_torch(questions.names[client], head, file.deploy)
-
-    descriptions = questions.ask("describe", _about_data(plan), check=check)
+    descriptions = questions.ask("describe", _about_data(plan))
     counts = questions.ask("begin", {"moments": False}, plan=plan)
     return _agreement(plan, config, sites, descriptions, counts)
 
@@ -274,7 +250,6 @@ def ask_to_join(exchange: Exchange, agreement: Agreement, site: Registered) -> M
     questions = _Questions(exchange, [site.name], needed=0, first=len(agreement.members))
     try:
         (described,) = questions.ask("describe", _about_data(plan))
-        _check_torch(site.name, described, exchange.options)
         (counted,) = questions.ask("begin", {"moments": False}, plan=plan)
     except SiteLeftError:
         return None
@@ -326,7 +301,8 @@ class _Questions(NamedTuple):
         """Return the heads of the answers of all sites.
 
         Raises:
-            DataError: a site calls itself by another name than its registered one.
+            DataError: a site calls itself by another name than its registered one, or has another
+                version of torch.
             RunError: a site refuses; as soon as it does.
             SiteLeftError: a site was paused or removed meanwhile, or was not waited for.
         """
@@ -340,7 +316,10 @@ class _Questions(NamedTuple):
             if answer.head.get("kind") != kind:
                 return False
 
-            _refuse_refusal(self.names[client - self.first], answer.head)
+            name = self.names[client - self.first]
+            _refuse_refusal(name, answer.head)
+            if kind == "describe":
+                _check_torch(name, answer.head, self.exchange.options)
             check(client, answer.head)
             heads[client] = answer.head
             return True
@@ -378,7 +357,6 @@ def _describe(questions: _Questions, file: FederationFile) -> list[dict[str, Any
     first: list[tuple[str, Mapping[str, Any]]] = []
 
     def check(client: int, head: Mapping[str, Any]) -> None:
-        _check_torch(names[client], head, file.deploy)
         _check_description(names[client], head.get("data"))
         first.append((names[client], head["data"]))
 

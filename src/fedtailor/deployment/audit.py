@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -170,6 +169,31 @@ def _read_state(folder: Path) -> _End:
         return _End()
 
 
+def sent_lines(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of the log of a site about what it has sent.
+
+    Raises:
+        DataError: the log cannot be read.
+    """
+    lines = read_lines(folder / AUDIT_FILE, within=folder)
+    return [line for line in lines if line.get("way") == "sent"]
+
+
+def totals_of(sent: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return how often and when each thing was sent, and its bytes in all, in their order."""
+    totals: dict[str, dict[str, Any]] = {}
+    for line in sent:
+        moment = str(line.get("time"))
+        for what, size in line.get("sizes", {}).items():
+            start = {"what": str(what), "times": 0, "bytes": 0, "first": moment}
+            total = totals.setdefault(what, start)
+            total["times"] += 1
+            total["bytes"] += int(size)
+            total["last"] = moment
+
+    return [totals[what] for what in sorted(totals)]
+
+
 def page(
     folder: Path, name: str, share: tuple[str, ...], policy: SitePolicy, told: Sequence[str]
 ) -> str:
@@ -182,17 +206,9 @@ def page(
         policy: what it answers.
         told: sentences about what noise has let pass of its training examples.
     """
-    times: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    rounds = set()
-    path = folder / AUDIT_FILE
-    sent = [line for line in read_lines(path, within=folder) if line.get("way") == "sent"]
-    for line in sent:
-        if line.get("kind") == "train":
-            rounds.add((line.get("run"), line.get("round")))
-        for what, size in line.get("sizes", {}).items():
-            times[what] += 1
-            sizes[what] += int(size)
+    sent = sent_lines(folder)
+    trained = [line for line in sent if line.get("kind") == "train"]
+    rounds = {(line.get("run"), line.get("round")) for line in trained}
 
     # What was asked for and not answered is worth a look.
     reasons = [str(line["refused"]) for line in sent if "refused" in line]
@@ -206,9 +222,10 @@ def page(
         told_of = f"## What noise has let pass of its training examples\n\n{sentences}\n\n"
 
     rows = []
-    for what in sorted(times):
-        size = f"{sizes[what]:,}" if sizes[what] else "-"
-        rows.append(f"| {what} | {times[what]} | {size} |")
+    totals = totals_of(sent)
+    for total in totals:
+        size = f"{total['bytes']:,}" if total["bytes"] else "-"
+        rows.append(f"| {total['what']} | {total['times']} | {size} |")
 
     table = "\n".join(["| what | times | bytes |", "|---|---|---|", *rows])
     return _PAGE.format(
@@ -217,7 +234,7 @@ def page(
         when=f" between {sent[0].get('time')} and {sent[-1].get('time')}" if sent else "",
         rounds=len(rounds),
         table=table if rows else "Nothing was sent yet.",
-        total=f"{sizes.total():,}",
+        total=f"{sum(total['bytes'] for total in totals):,}",
         share=", ".join(share) or "nothing",
         sums=_in_sums(share),
         policy="\n".join(f"* {sentence}" for sentence in policy.describe()),

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import to_json, write_whole
-from fedtailor.core.errors import DataError, one_line, unknown_name
-from fedtailor.core.reading import is_missing, read_object
+from fedtailor.core.errors import one_line, unknown_name
+from fedtailor.core.reading import read_object
 
 CONDUCT_FILE = "excluded.json"
 MOST_OFFENCES = 3
@@ -80,13 +80,8 @@ def read_offences(folder: Path) -> dict[str, list[dict[str, Any]]]:
     Raises:
         DataError: the file is damaged.
     """
-    try:
-        record = read_object(folder / CONDUCT_FILE, within=folder)
-    except DataError as error:
-        if is_missing(error):
-            return {}
-        raise
-
+    path = folder / CONDUCT_FILE
+    record = read_object(path, within=folder) if path.is_file() else {}
     return {str(name): list(offences) for name, offences in record.items()}
 
 

@@ -12,10 +12,10 @@ import re
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from fedtailor.core.errors import DataError, one_line
-from fedtailor.core.reading import most_values
+from fedtailor.core.reading import most_values, strict_json
 from fedtailor.deployment.limits import LARGEST_FRAME, LARGEST_HEAD, LONGEST_TEXT, MOST_HEAD_VALUES
 
 _PREFIX = struct.Struct("<I")
@@ -121,7 +121,7 @@ def head_from_text(text: str | bytes) -> dict[str, Any]:
         raise DataError(message, key="head")
 
     try:
-        head = json.loads(raw, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        head = strict_json(raw)
     except (ValueError, RecursionError) as error:
         reason = one_line(str(error))
         raise DataError(f"the head of a message is not JSON: {reason}", key="head") from error
@@ -182,17 +182,6 @@ def _check_sizes(sizes: Mapping[str, Any]) -> None:
 def _too_large(size: int) -> DataError:
     message = f"the head of a message is too large: {size} bytes, at most {LARGEST_HEAD}"
     return DataError(message, key="head")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key appears twice")
-    return values
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
 
 
 def _read(source: Callable[[int], bytes], size: int) -> bytes:

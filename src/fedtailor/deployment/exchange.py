@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -52,18 +53,21 @@ class Transport(Protocol):
 
 
 @dataclass
-class Attendance:
-    """Who is there: what ``fedtailor serve`` shows."""
+class Seen:
+    """When a site has answered: what ``fedtailor serve`` shows. Times are seconds since 1970."""
 
-    waiting: dict[int, float] = field(default_factory=dict)
-    """Sites that have not answered yet, and when they were first asked."""
-    heard: dict[int, float] = field(default_factory=dict)
-    """When each site last answered, in seconds since 1970."""
-    silent: dict[int, float] = field(default_factory=dict)
-    """Sites that did not answer in time when they were last asked, and since when they are asked in
-    vain."""
-    failures: dict[int, str] = field(default_factory=dict)
-    """What the transport last said of a site that gave no answer."""
+    heard: float | None = None
+    """When it last answered."""
+    waiting_since: float | None = None
+    """When it was first asked what it has not answered yet."""
+    silent_since: float | None = None
+    """Since when it is asked in vain, if it did not answer in time when it was last asked."""
+    problem: str = ""
+    """What the transport last said, if the site gave no answer."""
+
+
+Attendance = Mapping[int, Seen]
+"""What is known of sites, by number."""
 
 
 @dataclass
@@ -79,7 +83,7 @@ class Exchange:
     """Is called with who is there, whenever that may have changed."""
     away: Callable[[], Mapping[int, str]] = dict
     """Gives the sites that take no part at the moment, and why; nobody waits for them."""
-    attendance: Attendance = field(default_factory=Attendance)
+    attendance: defaultdict[int, Seen] = field(default_factory=lambda: defaultdict(Seen))
 
     def ask(
         self,
@@ -106,10 +110,14 @@ class Exchange:
         # Late answers to the exchange before this one do not count.
         self.transport.forget()
         self.transport.send(requests)
-        self.attendance.waiting = dict.fromkeys(requests, time.time())
+        asked = time.time()
+        repeats = Waits(self.options.resend)
+        for client in requests:
+            self.attendance[client].waiting_since = asked
+            repeats.postpone(client, self.clock())
+
         end = self.clock() + self.options.deadline
         quorum = max(needed, math.ceil(self.options.quorum * len(requests) - 1e-9))
-        repeats = _Repeats(requests, self.options.resend, self.clock())
         answers: dict[int, Envelope] = {}
         failures: dict[int, SiteFailure] = {}
 
@@ -120,7 +128,7 @@ class Exchange:
             silent = [client for client in requests if client not in answers]
             away = {client: why for client, why in self.away().items() if client in silent}
             for client in away:
-                self.attendance.waiting.pop(client, None)
+                self.attendance[client].waiting_since = None
 
             stopped = {**dict.fromkeys(self._stopped(silent), "it was stopped"), **away}
             if len(answers) >= quorum:  # time runs on, so the first end is the one that counts
@@ -132,8 +140,11 @@ class Exchange:
                     failures.setdefault(client, SiteFailure("unavailable", why))
                 break
 
-            # Requests can be lost, so silent sites are asked again.
-            due = repeats.take_due(silent, now)
+            # Requests can be lost, so silent sites are asked again. A site that works for long must
+            # not find a queue of them when it is done, so that is less and less often.
+            due = [client for client in silent if repeats.is_due(client, now)]
+            for client in due:
+                repeats.postpone(client, now)
             if due:
                 self.transport.send({client: requests[client] for client in due})
 
@@ -142,7 +153,7 @@ class Exchange:
                     continue
                 if isinstance(reply, Envelope) and accept(client, reply):
                     answers[client] = reply
-                    self._note_answer(client)
+                    self.attendance[client] = Seen(heard=time.time())
                 elif self._is_lost(client, reply, failures):
                     repeats.hasten(client, self.clock())
 
@@ -161,56 +172,50 @@ class Exchange:
     def _note_end(self, *, has_enough: bool) -> None:
         """Note who gave no answer, unless the others were enough, and end the wait."""
         away = self.away()
-        for client, since in self.attendance.waiting.items():
-            if not has_enough and client not in away:
-                self.attendance.silent.setdefault(client, since)
-
-        self.attendance.waiting = {}
-
-    def _note_answer(self, client: int) -> None:
-        self.attendance.heard[client] = time.time()
-        self.attendance.waiting.pop(client, None)
-        self.attendance.silent.pop(client, None)
-        self.attendance.failures.pop(client, None)
+        for client, seen in self.attendance.items():
+            if not has_enough and client not in away and seen.silent_since is None:
+                seen.silent_since = seen.waiting_since
+            seen.waiting_since = None
 
     def _is_lost(
         self, client: int, reply: Envelope | SiteFailure, failures: dict[int, SiteFailure]
     ) -> bool:
         """Return whether a request was lost, and note why; a site that failed may still answer."""
         if isinstance(reply, SiteFailure):
-            self.attendance.failures[client] = reply.text
+            self.attendance[client].problem = reply.text
             if reply.kind != "unavailable":
                 failures.setdefault(client, reply)
             return True
 
         # At the site, nobody could read the request. Other answers belong to older requests.
         if "failed" in reply.head:
-            self.attendance.failures[client] = one_line(str(reply.head["failed"]))
+            self.attendance[client].problem = one_line(str(reply.head["failed"]))
             return True
         return False
 
 
-class _Repeats:
-    """When requests are sent again.
+class Waits:
+    """When each site is asked again; each time, the wait doubles.
 
-    Each time, the wait doubles: a site that works for long must not find a queue of repeats when it
-    is done. The wait starts again at the first if the request is known to be lost.
+    Args:
+        first: the first wait, in seconds or rounds.
     """
 
-    def __init__(self, clients: Iterable[int], wait: float, now: float) -> None:
-        self._first = wait
-        self._waits = dict.fromkeys(clients, wait)
-        self._due = dict.fromkeys(clients, now + wait)
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._next: dict[int | str, tuple[float, float]] = {}
+        """By site: when it is due, and the wait after that."""
 
-    def take_due(self, clients: Iterable[int], now: float) -> list[int]:
-        """Return the sites to ask again now, and set when each is due next."""
-        due = [client for client in clients if now >= self._due[client]]
-        for client in due:
-            self._waits[client] *= 2
-            self._due[client] = now + self._waits[client]
-        return due
+    def is_due(self, site: int | str, now: float) -> bool:
+        """Return whether a site may be asked; one that was never asked may."""
+        return now >= self._next.get(site, (now, 0))[0]
 
-    def hasten(self, client: int, now: float) -> None:
-        """Note that the request to a site was lost."""
-        self._waits[client] = self._first
-        self._due[client] = min(self._due[client], now + self._first)
+    def postpone(self, site: int | str, now: float) -> None:
+        """Note that a site is asked now."""
+        _, wait = self._next.get(site, (now, self._first))
+        self._next[site] = (now + wait, 2 * wait)
+
+    def hasten(self, site: int | str, now: float) -> None:
+        """Begin again with the first wait, such as after a request that was lost."""
+        due, _ = self._next[site]
+        self._next[site] = (min(due, now + self._first), 2 * self._first)

@@ -23,11 +23,11 @@ from fedtailor.deployment.keys import (
 from fedtailor.deployment.membership import register_site
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
-    PER_SITE,
     SITE_FILE,
     SiteOptions,
     load_federation,
 )
+from fedtailor.deployment.policy import PER_SITE
 from fedtailor.experiment.config import read_settings
 from fedtailor.experiment.folder import refuse_existing
 

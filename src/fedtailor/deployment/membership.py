@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError
@@ -32,6 +32,22 @@ HISTORY_FILE = "history.json"
 """In the folder of a run: which sites came and went."""
 _REGISTERED_AS = {"there": False, "paused": True}
 """Whether a site is registered as paused, by what it is in a run."""
+
+
+class Member(NamedTuple):
+    """A site of a run, and what it said of itself."""
+
+    name: str
+    new: bool
+    share: tuple[str, ...]
+    torch: str
+    capability: str
+    num_train: int = 0
+    """Training examples; 1 if it has any, and does not say how many."""
+    num_val: int = 0
+    num_test: int = 0
+    counts_known: bool = True
+    """Whether it says how many examples it has."""
 
 
 class Membership:
@@ -88,22 +104,22 @@ class Membership:
 
         return candidates
 
-    def join(self, round: int, member: Mapping[str, Any]) -> None:
+    def join(self, round: int, member: Member) -> None:
         """Note that a site takes part from a round on that has not begun.
 
         Args:
             round: the first one.
-            member: what it has said of itself, with its name.
+            member: the site.
 
         Raises:
             RunError: the note cannot be written.
         """
         round = max([round, *History(self.lines, self._names).rounds])
-        lines = [*self.lines, str(Change(round, "join", member["name"]))]
+        lines = [*self.lines, str(Change(round, "join", member.name))]
         self._write(lines, [*read_joined(self._run), member])
 
-    def _write(self, lines: Sequence[str], joined: Sequence[Mapping[str, Any]]) -> None:
-        record = {"changes": lines, "joined": joined}
+    def _write(self, lines: Sequence[str], joined: Sequence[Member]) -> None:
+        record = {"changes": lines, "joined": [member._asdict() for member in joined]}
         write_whole(self._run / HISTORY_FILE, to_json(record, indent=2) + "\n")
         self.lines = tuple(lines)
 
@@ -128,15 +144,15 @@ def read_history(run: Path) -> tuple[str, ...]:
         return tuple(str(line) for line in record.get("changes", ()))
 
 
-def read_joined(run: Path) -> list[dict[str, Any]]:
-    """Return what the sites have said that have joined a run, in the order of their numbers.
+def read_joined(run: Path) -> list[Member]:
+    """Return the sites that have joined a run, in the order of their numbers.
 
     Raises:
         DataError: the file is damaged.
     """
     record = _read(run)
     with content_of(run / HISTORY_FILE):
-        return [_record(member) for member in record.get("joined", ())]
+        return [_read_member(member) for member in record.get("joined", ())]
 
 
 def _read(run: Path) -> dict[str, Any]:
@@ -230,7 +246,7 @@ def refuse_too_few(folder: FederationFolder, name: str) -> None:
     if run is None or site.new or site.paused:
         return
 
-    training = [record["name"] for record in records_of(run) if record["num_train"] > 0]
+    training = [member.name for member in members_of(run) if member.num_train > 0]
     left = []
     for other in folder.sites():
         is_there = not (other.new or other.paused)
@@ -280,26 +296,32 @@ def names_of(run: Path) -> list[str]:
     Raises:
         DataError: a file is damaged.
     """
-    return [record["name"] for record in records_of(run)]
+    return [member.name for member in members_of(run)]
 
 
-def records_of(run: Path) -> list[dict[str, Any]]:
-    """Return what all sites of a run have said of themselves, by number.
+def members_of(run: Path) -> list[Member]:
+    """Return the sites of a run, by number, those who have joined included.
 
     Raises:
         DataError: a file is damaged.
     """
     with content_of(run / PROVENANCE_FILE):
-        records = [_record(site) for site in read_provenance(run)["sites"]]
+        members = [_read_member(record) for record in read_provenance(run)["sites"]]
 
     # Those who joined come into the provenance a moment later than into the history.
-    names = {record["name"] for record in records}
-    return [*records, *(record for record in read_joined(run) if record["name"] not in names)]
+    names = {member.name for member in members}
+    return [*members, *(member for member in read_joined(run) if member.name not in names)]
 
 
-def _record(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a site, with the types of what is used here."""
-    return {**value, "name": str(value["name"]), "num_train": int(value["num_train"])}
+def _read_member(record: Mapping[str, Any]) -> Member:
+    """Return the site of a record that ``Member._asdict`` has made."""
+    values = {
+        **record,
+        "name": str(record["name"]),
+        "num_train": int(record["num_train"]),
+        "share": tuple(record["share"]),
+    }
+    return Member(**values)
 
 
 def joins_run(folder: FederationFolder, name: str) -> bool:

@@ -15,7 +15,7 @@ from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, build, check_options, wrong_value
 from fedtailor.core.schedule import spell_baselines
 from fedtailor.data.columns import Decimal
-from fedtailor.deployment.policy import SitePolicy
+from fedtailor.deployment.policy import PER_SITE, SitePolicy
 from fedtailor.deployment.site_privacy import SitePrivacy
 from fedtailor.experiment.config import (
     Config,
@@ -37,8 +37,6 @@ PLAN_FILE = "plan.json"
 _Shared = Literal["scores", "metrics", "single", "errors", "verdict"]
 SHARED: tuple[str, ...] = get_args(_Shared)
 """What a site may share beside the messages of the method."""
-PER_SITE = ("path", "dataset", "dir", "label_column", "group", "seed")
-"""Keys of ``[data]`` that every site sets for itself."""
 _ONE_MACHINE_ONLY = {
     "partition": "every site is one client",
     "clients": "every registered site is a client",

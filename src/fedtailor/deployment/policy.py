@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 LARGEST_SEED = 2**32 - 1
 """Of the division of a site's examples."""
 
-_SET_BY_SITES = ("path", "dataset", "dir", "label_column", "group", "seed", "test")
-_LEFT_TO_SITES = tuple(f"data.{key}" for key in _SET_BY_SITES)
+PER_SITE = ("path", "dataset", "dir", "label_column", "group", "seed")
+"""Keys of ``[data]`` that every site sets for itself."""
+_LEFT_TO_SITES = tuple(f"data.{key}" for key in (*PER_SITE, "test"))
 """Keys of a plan that a site sets for itself, or that follow from its data."""
 _WITHOUT_TRAINING = ("engine.", "checkpoint.", "evaluation.")
 """Sections of a plan that do not change how a site trains."""

@@ -7,7 +7,6 @@ roster that it has pinned. No torch, because several commands only look at it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.core.reading import damaged, is_missing, read_file
+from fedtailor.core.reading import damaged, is_missing, read_file, strict_json
 from fedtailor.deployment.federation_folder import FederationFolder, check_name
 from fedtailor.deployment.keys import PublicKey, parse_public_key
 from fedtailor.deployment.options import FEDERATION_FILE, load_federation
@@ -227,7 +226,7 @@ def read_roster(path: Path) -> SiteRoster:
     """
     raw = read_file(path, limit=_LARGEST)
     try:
-        record = json.loads(raw.decode(), object_pairs_hook=_without_repetition)
+        record = strict_json(raw.decode())
     except (ValueError, RecursionError) as reason:
         raise damaged(path, str(reason)) from reason
 
@@ -308,12 +307,3 @@ def _whole(value: Any, key: str, path: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
         raise damaged(path, f"{key} is not a whole number from 0 on")
     return value
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, of which readers could otherwise read different values."""
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        doubled = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the field '{doubled:.80}' is there twice")
-    return record

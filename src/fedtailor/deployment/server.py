@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from fedtailor.core.errors import (
 from fedtailor.core.federation import Roster
 from fedtailor.core.folders import this_process
 from fedtailor.core.history import History
-from fedtailor.core.reading import content_of, damaged, read_object
+from fedtailor.core.reading import damaged, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.split import ClientRecord, split_digest
@@ -36,11 +36,10 @@ from fedtailor.deployment.agreement import (
     agree,
     agree_to_continue,
     ask_to_join,
-    read_member,
 )
 from fedtailor.deployment.conduct import Conduct, excluded_sites
 from fedtailor.deployment.continuation import FinishedRun, first_state
-from fedtailor.deployment.exchange import Attendance, Exchange, Transport
+from fedtailor.deployment.exchange import Attendance, Exchange, Seen, Transport, Waits
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
     RUNS,
@@ -50,7 +49,7 @@ from fedtailor.deployment.federation_folder import (
     read_attendance,
     write_attendance,
 )
-from fedtailor.deployment.membership import HISTORY_FILE, Membership, read_joined
+from fedtailor.deployment.membership import Membership, members_of
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
     PLAN_FILE,
@@ -64,7 +63,7 @@ from fedtailor.deployment.shared_verdicts import SHARE, ask_verdicts
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.reader import ACROSS_SITES, PROVENANCE_FILE, holds_run, read_provenance
+from fedtailor.experiment.reader import ACROSS_SITES, holds_run, read_provenance
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
@@ -152,10 +151,8 @@ def _exchange(
     attendance = read_attendance(folder)
     for number, name in enumerate(names):
         seen = attendance.get(name, {})
-        if isinstance(seen.get("heard"), float):
-            exchange.attendance.heard[number] = seen["heard"]
-        if isinstance(seen.get("silent_since"), float):
-            exchange.attendance.silent[number] = seen["silent_since"]
+        exchange.attendance[number].heard = seen.get("heard")
+        exchange.attendance[number].silent_since = seen.get("silent_since")
 
     return exchange
 
@@ -172,7 +169,8 @@ class _AttendanceNotes:
     def write(self, attendance: Attendance) -> None:
         # An exchange notifies several times a second, and a file would be written each time.
         now = time.monotonic()
-        if now - self._last < _PAUSE and attendance.waiting:
+        is_waiting = any(seen.waiting_since is not None for seen in attendance.values())
+        if now - self._last < _PAUSE and is_waiting:
             return
 
         self._last = now
@@ -183,10 +181,7 @@ class _AttendanceNotes:
             sites[name] = {
                 "online": number in online,
                 "stopped": number in stopped and number not in online,
-                "heard": attendance.heard.get(number),
-                "waiting_since": attendance.waiting.get(number),
-                "silent_since": attendance.silent.get(number),
-                "problem": attendance.failures.get(number, ""),
+                **asdict(attendance.get(number, Seen())),
             }
 
         write_attendance(self._folder, sites)
@@ -195,8 +190,10 @@ class _AttendanceNotes:
 def _serve(folder: Path, path: Path, connect: Connect) -> dict[str, Any]:
     """Do the rounds that are left of a run, and return its result."""
     is_under_way = False
-    waits = _Waits()
     result = None
+
+    # A site that does not join is asked again after more and more rounds, which costs little.
+    waits = Waits(first=1)
     while result is None:
         # Sites may have joined.
         agreement = read_agreement(path)
@@ -210,25 +207,6 @@ def _serve(folder: Path, path: Path, connect: Connect) -> dict[str, Any]:
     return result
 
 
-class _Waits:
-    """When a site is asked again that did not answer, or could not join.
-
-    Each time after twice as many rounds, so that it costs the others little.
-    """
-
-    def __init__(self) -> None:
-        self._next: dict[str, tuple[int, int]] = {}
-
-    def is_due(self, name: str, round: int) -> bool:
-        """Return whether a site may be asked before a round."""
-        return round >= self._next.get(name, (0, 1))[0]
-
-    def postpone(self, name: str, round: int) -> None:
-        """Note that a site was asked and did not join."""
-        _, wait = self._next.get(name, (0, 1))
-        self._next[name] = (round + wait, 2 * wait)
-
-
 class _ServedRun:
     """A run with the sites that it has, until others join."""
 
@@ -238,7 +216,7 @@ class _ServedRun:
         path: Path,
         agreement: Agreement,
         connect: Connect,
-        waits: _Waits,
+        waits: Waits,
     ) -> None:
         self.path = path
         self.agreement = agreement
@@ -340,7 +318,7 @@ class _ServedRun:
                 problem = error.message
 
             if member is not None:
-                self.membership.join(round, member._asdict())
+                self.membership.join(round, member)
                 return True
 
             self.waits.postpone(site.name, round)
@@ -548,16 +526,10 @@ def read_agreement(run: Path) -> Agreement:
         DataError: a file is damaged, or another version of fedtailor has begun the run.
     """
     plan = read_plan_of(run / PLAN_FILE)
-    with content_of(run / PROVENANCE_FILE):
-        begun = [read_member(record) for record in read_provenance(run)["sites"]]
-    with content_of(run / HISTORY_FILE):
-        joined = [read_member(record) for record in read_joined(run)]
-
-    if len(begun) < plan.sites:
-        raise damaged(run, f"it names {len(begun)} sites, and the plan is for {plan.sites}")
-
-    # Those who joined come into the provenance a moment later than into the history.
-    return Agreement(plan, [*begun[: plan.sites], *joined])
+    members = members_of(run)
+    if len(members) < plan.sites:
+        raise damaged(run, f"it names {len(members)} sites, and the plan is for {plan.sites}")
+    return Agreement(plan, members)
 
 
 def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:

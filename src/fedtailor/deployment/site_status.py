@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.reading import content_of, read_lines
-from fedtailor.deployment.audit import AUDIT_FILE
+from fedtailor.core.reading import content_of
+from fedtailor.deployment.audit import AUDIT_FILE, sent_lines, totals_of
 from fedtailor.deployment.options import FLOWER_FOLDER, load_site
 from fedtailor.deployment.site_curve import read_curves
 from fedtailor.deployment.site_models import describe_version, versions
@@ -33,11 +33,10 @@ def read_site_status(folder: Path) -> dict[str, Any]:
         DataError: a file is damaged.
     """
     options = load_site(folder)
-    path = folder / AUDIT_FILE
-    with content_of(path):
-        sent = [line for line in read_lines(path, within=folder) if line["way"] == "sent"]
+    sent = sent_lines(folder)
+    with content_of(folder / AUDIT_FILE):
         messages = [_message(line) for line in sent[-_MOST_MESSAGES:]]
-        totals = _totals(sent)
+        totals = totals_of(sent)
 
     curves = read_curves(folder)
     run = list(curves)[-1] if curves else ""
@@ -65,20 +64,6 @@ def _message(line: Mapping[str, Any]) -> dict[str, Any]:
         "bytes": int(line["bytes"]),
         "refused": str(line.get("refused", "")),
     }
-
-
-def _totals(sent: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what was sent in all, with its first and last time."""
-    totals: dict[str, dict[str, Any]] = {}
-    for line in sent:
-        for what, size in line["sizes"].items():
-            start = {"what": str(what), "times": 0, "bytes": 0, "first": str(line["time"])}
-            total = totals.setdefault(what, start)
-            total["times"] += 1
-            total["bytes"] += int(size)
-            total["last"] = str(line["time"])
-
-    return [totals[what] for what in sorted(totals)]
 
 
 def _connection(folder: Path) -> str:

@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple, Self
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError, FedtailorError, describe_error
 from fedtailor.core.folders import this_process
-from fedtailor.core.reading import content_of, parse_json
+from fedtailor.core.reading import content_of
 from fedtailor.deployment.conduct import excluded_sites
 from fedtailor.deployment.federation_folder import FederationFolder, read_attendance
-from fedtailor.deployment.membership import records_of
+from fedtailor.deployment.membership import Member, members_of
 from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, load_federation
-from fedtailor.deployment.supervise import NewLines, latest_sentences
+from fedtailor.deployment.supervise import NewRecords, latest_sentences
 from fedtailor.experiment.config import load_config
 from fedtailor.experiment.reader import CONFIG_FILE, read_result
 
@@ -70,8 +70,8 @@ class _Run(NamedTuple):
     algorithm: str
     rounds: int
     has_sums: bool
-    sites: Sequence[Mapping[str, Any]]
-    """What they have said of themselves, by number; more can join."""
+    sites: Sequence[Member]
+    """By number; more can join."""
 
     def shows_scores_of(self, number: int) -> bool:
         """Return whether a site shows its own scores.
@@ -80,22 +80,8 @@ class _Run(NamedTuple):
         of the last one would follow from the mean.
         """
         if self.has_sums:
-            return all({"scores", "single"} <= set(site["share"]) for site in self.sites)
-        return "scores" in self.sites[number]["share"]
-
-
-class _Records:
-    """The records that are appended to a file of a run."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines = NewLines(path)
-
-    def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return the records since the last call, and whether they begin the file again."""
-        lines = self._lines.read()
-        begins = bool(lines) and self._lines.count == len(lines)
-        return begins, [parse_json(line, self._path) for line in lines]
+            return all({"scores", "single"} <= set(site.share) for site in self.sites)
+        return "scores" in self.sites[number].share
 
 
 class StatusReader:
@@ -116,8 +102,8 @@ class StatusReader:
         self._deadline = load_federation(folder / FEDERATION_FILE).deploy.deadline
         self._run = _Run("", 0, False, ())
         """Without the name of a method until there is a plan."""
-        self._rounds = _Records(run / "rounds.jsonl")
-        self._clients = _Records(run / "clients.jsonl")
+        self._rounds = NewRecords(run / "rounds.jsonl")
+        self._clients = NewRecords(run / "clients.jsonl")
         self._seconds: dict[int, float] = {}
         self._bytes: dict[int, tuple[int, int]] = {}
         self._means: dict[str, Curve] = {}
@@ -177,10 +163,10 @@ class StatusReader:
             config = load_config(self._path / CONFIG_FILE)
             has_sums = config.privacy.secure_sums
             self._run = _Run(config.algorithm.name, config.schedule.rounds, has_sums, ())
-        self._run = self._run._replace(sites=records_of(self._path))
+        self._run = self._run._replace(sites=members_of(self._path))
 
-        begins, records = self._rounds.read()
-        if begins:  # a run that is resumed cuts its files
+        first, records = self._rounds.read()
+        if records and first == 0:  # a run that is resumed cuts its files
             self._seconds.clear()
             self._bytes.clear()
             self._means.clear()
@@ -188,8 +174,8 @@ class StatusReader:
             for record in records:
                 self._add_round(record)
 
-        begins, records = self._clients.read()
-        if begins:
+        first, records = self._clients.read()
+        if records and first == 0:
             self._of_sites.clear()
         with content_of(self._path / "clients.jsonl"):
             for record in records:
@@ -214,7 +200,7 @@ class StatusReader:
         if record.get("accuracy") is None or not run.shows_scores_of(record["client"]):
             return
 
-        name = str(run.sites[record["client"]]["name"])
+        name = run.sites[record["client"]].name
         self._of_sites.setdefault(name, {})[int(record["round"])] = float(record["accuracy"])
 
     def _seconds_left(self, rounds: int, done: int, now: float) -> float | None:
@@ -236,7 +222,7 @@ class StatusReader:
     def _sites(self, now: float) -> list[dict[str, Any]]:
         """Return what is known of every site, in the order of the run; then those that join."""
         registered = {site.name: site for site in FederationFolder(self._folder).sites()}
-        names = [str(site["name"]) for site in self._run.sites]
+        names = [site.name for site in self._run.sites]
         attendance = read_attendance(self._folder)
         excluded = excluded_sites(self._folder)
         sites = []

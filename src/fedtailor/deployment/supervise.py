@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fedtailor.core.atomic import writing
 from fedtailor.core.errors import RunError, one_line
+from fedtailor.core.reading import parse_json
 
 FIRST_WAIT = 1.0
 """Seconds before the first restart; each further one waits twice as long."""
@@ -311,6 +312,31 @@ class NewLines:
         lines = raw[:end].splitlines()
         self.count += len(lines)
         return lines
+
+
+class NewRecords:
+    """The records that are appended to a file of a run."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin at the start of the file, which need not exist."""
+        self.count = 0
+        """Records that :meth:`read_unseen` has reached."""
+        self._path = path
+        self._lines = NewLines(path)
+
+    def read(self) -> tuple[int, list[dict[str, Any]]]:
+        """Return the records since the last call, and before them the number of the first one."""
+        lines = self._lines.read()
+        return self._lines.count - len(lines), [parse_json(line, self._path) for line in lines]
+
+    def read_unseen(self) -> list[dict[str, Any]]:
+        """Return the records since the last call, each of them once."""
+        first, records = self.read()
+
+        # A run that is resumed cuts its files, and then all their lines come again.
+        unseen = records[max(self.count - first, 0) :]
+        self.count = max(self.count, first + len(records))
+        return unseen
 
 
 def is_supervised(folder: Path) -> bool:

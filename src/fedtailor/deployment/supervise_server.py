@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fedtailor.core.atomic import discard, to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError
 from fedtailor.core.folders import lives
-from fedtailor.core.reading import parse_json, read_object
+from fedtailor.core.reading import read_object
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
     SERVING_FILE,
@@ -26,9 +26,9 @@ from fedtailor.deployment.membership import names_of, refuse_unfinished
 from fedtailor.deployment.options import FEDERATION_FILE, FLOWER_FOLDER, PLAN_FILE, load_federation
 from fedtailor.deployment.status import LOG_FILE, PAGE_FILE, StatusFiles
 from fedtailor.deployment.status_port import TOKEN_FILE, StatusPort
-from fedtailor.deployment.supervise import LogFile, NewLines
+from fedtailor.deployment.supervise import LogFile, NewRecords
 from fedtailor.experiment.config import load_config
-from fedtailor.experiment.reader import holds_run, read_result
+from fedtailor.experiment.reader import CONFIG_FILE, holds_run, read_result
 
 _PAUSE = 0.5
 """Seconds between two looks at the processes."""
@@ -91,8 +91,7 @@ def supervise_server(
 
     server_folder = FederationFolder(folder)
     deploy = load_federation(folder / FEDERATION_FILE).deploy
-    sites = server_folder.sites()
-    check_enough(sites)
+    check_enough(server_folder.sites())
     run = _choose_run(server_folder, new=new)
     logged = _Logged(observer, LogFile(folder / LOG_FILE))
 
@@ -121,6 +120,10 @@ def supervise_server(
 
         logged.say(f"starting the server on {host}, port {deploy.port}")
         processes.start()
+
+        # The folder of Flower is there, so from now on keys of removed sites are remembered.
+        with server_folder.changing():
+            sites = server_folder.sites()
         nodes = processes.register({site.name: site.key for site in sites})
         logged.say(f"{len(sites)} sites are registered: {', '.join(site.name for site in sites)}")
         app = _ServerApp(folder, run, processes, nodes, start)
@@ -328,8 +331,8 @@ class _Watcher:
         self._run = run
         self._observer = observer
         self._has_begun = False
-        self._events = _NewRecords(run / "events.jsonl")
-        self._rounds = _NewRecords(run / "rounds.jsonl")
+        self._events = NewRecords(run / "events.jsonl")
+        self._rounds = NewRecords(run / "rounds.jsonl")
 
     @property
     def rounds(self) -> int:
@@ -350,45 +353,25 @@ class _Watcher:
                 self._has_begun = True
 
             # Sites may have joined.
-            events = self._events.read()
+            events = self._events.read_unseen()
             names = names_of(self._run) if events else ()
             for event in events:
                 self._observer.say(_in_words(event, names))
-            for record in self._rounds.read():
+            for record in self._rounds.read_unseen():
                 self._observer.round(record)
         except DataError:  # a file that cannot be shown does not end a server
             return
 
     def _begin(self) -> None:
         """Say which run it is."""
-        config = load_config(self._run / "experiment.toml")
+        config = load_config(self._run / CONFIG_FILE)
 
         # Rounds of an earlier process were shown by that one.
-        self._rounds.read()
+        self._rounds.read_unseen()
         if self.rounds:
-            self._events.read()
+            self._events.read_unseen()
 
         self._observer.begin(config.algorithm.name, config.schedule.rounds, self.rounds)
-
-
-class _NewRecords:
-    """The records that are appended to a file of a run, each of them once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines = NewLines(path)
-        self.count = 0
-        """Records that were returned."""
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the records since the last call."""
-        lines = self._lines.read()
-        first = self._lines.count - len(lines)
-
-        # A run that is resumed cuts its files, and then all their lines come again.
-        new = lines[max(self.count - first, 0) :]
-        self.count = max(self.count, self._lines.count)
-        return [parse_json(line, self._path) for line in new]
 
 
 def _in_words(event: Mapping[str, Any], names: Sequence[str]) -> str:
