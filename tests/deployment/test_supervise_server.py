@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from fedtailor.core.errors import RunError
 from fedtailor.deployment import supervise_server as module
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.membership import remove_site
-from fedtailor.deployment.supervise_server import _Watcher, supervise_server
+from fedtailor.deployment.supervise_server import _ServerApp, _Watcher, supervise_server
 from sites import World, divide_digits, write_arrays
 
 
@@ -71,6 +72,37 @@ def test_a_site_that_is_removed_while_the_server_starts_is_not_registered(tmp_pa
     with pytest.raises(Registered) as caught:
         supervise_server(folder, Seen(), draw_status=str)
     assert caught.value.args == (sorted(world.order[1:]),)
+
+
+def test_what_flower_refuses_to_register_is_tried_again_after_a_pause(tmp_path, monkeypatch):
+    world = World(tmp_path).write(lambda folder, name: folder.mkdir(parents=True))
+    folder = world.path / "server"
+    seen = Seen()
+    answers = [RunError("Flower is busy."), dict.fromkeys(world.order, 100)]
+
+    class Processes:
+        def register(self, keys, forget):
+            """Refuse once."""
+            answer = answers.pop(0)
+            if isinstance(answer, RunError):
+                raise answer
+            return answer
+
+    app = _ServerApp(folder, folder / "runs" / "0001", Processes(), {}, None)
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    app.follow_register(seen)
+    app.follow_register(seen)
+    assert seen.sentences == [
+        "the register has changed, and Flower is busy; the next try is in 60 s"
+    ]
+
+    now[0] += 61
+    app.follow_register(seen)
+    app.follow_register(seen)
+    assert seen.sentences[1:] == [f"3 sites are registered: {', '.join(world.order)}"]
+    nodes = json.loads((folder / "serving.json").read_text())["nodes"]
+    assert nodes == dict.fromkeys(world.order, "100")
 
 
 def append(path, text):

@@ -72,7 +72,7 @@ def grid(monkeypatch):
 
 @pytest.fixture
 def transport(grid):
-    return GridTransport(grid, NODES, Goodbyes(Path("none")))
+    return GridTransport(grid, lambda: NODES, Goodbyes(Path("none")))
 
 
 def test_records_give_the_message_back(grid):
@@ -88,6 +88,24 @@ def test_replies_come_back_by_client(grid, transport):
     assert transport.receive(0) == [(1, Envelope({"r": 1}, {}))]
     grid.reply("m0", pack(Envelope({"r": 0})))
     assert transport.receive(5) == [(0, Envelope({"r": 0}, {}))]
+    assert transport.online() == {1}
+
+
+def test_sites_get_nodes_and_lose_them_while_the_transport_is_in_use(grid):
+    nodes = {0: 100}
+    transport = GridTransport(grid, lambda: nodes, Goodbyes(Path("none")))
+    transport.send({0: Envelope({}), 1: Envelope({})})
+    failure = SiteFailure("unavailable", "Flower has no node for the site")
+    assert transport.receive(0) == [(1, failure)]
+
+    # the second site has its node now, and the first one, which was asked, has none any more
+    del nodes[0]
+    nodes[1] = 101
+    transport.send({1: Envelope({})})
+    grid.reply("m0", pack(Envelope({"r": 0})))
+    grid.reply("m1", pack(Envelope({"r": 1})))
+    replies = transport.receive(0)
+    assert replies == [(0, Envelope({"r": 0}, {})), (1, Envelope({"r": 1}, {}))]
     assert transport.online() == {1}
 
 

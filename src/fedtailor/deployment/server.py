@@ -532,12 +532,14 @@ def read_agreement(run: Path) -> Agreement:
     return Agreement(plan, members)
 
 
-def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transport]) -> None:
+def serve_app(
+    folder: Path, make_transport: Callable[[Callable[[], Mapping[int, int]]], Transport]
+) -> None:
     """Run the round loop as ``serving.json`` asks for, and write how it ended.
 
     Args:
         folder: of the server.
-        make_transport: is given the node of every site by its number.
+        make_transport: is given a function that reads the node of every site by its number.
     """
     serving = read_object(folder / SERVING_FILE, within=folder)
     submission = serving["submission"]
@@ -547,10 +549,7 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
         write_whole(folder / APP_FILE, to_json(record) + "\n")
 
     def connect(numbers: Mapping[str, int]) -> Transport:
-        # Sites get nodes while the run is under way. One that was removed has none any more.
-        nodes: Mapping[str, str] = read_object(folder / SERVING_FILE, within=folder)["nodes"]
-        present = {name: number for name, number in numbers.items() if name in nodes}
-        return make_transport({number: int(nodes[name]) for name, number in present.items()})
+        return make_transport(partial(_read_nodes, folder, numbers))
 
     # If it ends without an outcome, this process counts as killed, and is started again.
     note({})
@@ -563,3 +562,9 @@ def serve_app(folder: Path, make_transport: Callable[[Mapping[int, int]], Transp
     except Exception as error:
         note({"error": {"kind": "run", "message": f"unexpected {describe_error(error)}"}})
         raise
+
+
+def _read_nodes(folder: Path, numbers: Mapping[str, int]) -> dict[int, int]:
+    """Return the nodes that sites have at the moment, by number."""
+    nodes = read_object(folder / SERVING_FILE, within=folder)["nodes"]
+    return {number: int(nodes[name]) for name, number in numbers.items() if name in nodes}

@@ -32,6 +32,8 @@ from fedtailor.experiment.reader import CONFIG_FILE, holds_run, read_result
 
 _PAUSE = 0.5
 """Seconds between two looks at the processes."""
+_REGISTER_AGAIN = 60.0
+"""Seconds until Flower is asked again to register sites, after it has refused."""
 _START = 120.0
 """Seconds that the process of the round loop may take to start."""
 _MOST_STARTS = 5
@@ -234,6 +236,7 @@ class _ServerApp:
         self._nodes = nodes
         self._start = "" if start is None else str(start.resolve())
         self._registered = set(nodes)
+        self._register_after = 0.0
         self._submission = 0
         self._starts = 0
         self._rounds = -1
@@ -251,17 +254,20 @@ class _ServerApp:
     def follow_register(self, observer: ServeObserver) -> None:
         """Let in the sites that were added meanwhile."""
         sites = {site.name: site.key for site in FederationFolder(self.folder).sites()}
-        if self._registered == set(sites):
+        if self._registered == set(sites) or time.monotonic() < self._register_after:
             return
 
-        # What Flower refuses once it would refuse again and again.
-        self._registered = set(sites)
+        # Flower may be too busy just now, or refuse again and again.
         try:
             self._nodes = self.processes.register(sites, forget=False)
         except RunError as error:
-            observer.say(f"the register has changed, and {error.message}")
+            self._register_after = time.monotonic() + _REGISTER_AGAIN
+            reason = error.message.rstrip(".")
+            pause = f"{_REGISTER_AGAIN:.0f} s"
+            observer.say(f"the register has changed, and {reason}; the next try is in {pause}")
             return
 
+        self._registered = set(sites)
         self._write_serving()
         observer.say(f"{len(sites)} sites are registered: {', '.join(sites)}")
 

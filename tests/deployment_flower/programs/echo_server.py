@@ -46,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
         int(client): node
         for client, node in json.loads((folder / "nodes.json").read_text()).items()
     }
-    transport = GridTransport(grid, node_of, Goodbyes(Path("goodbyes.json")))
+    transport = GridTransport(grid, lambda: node_of, Goodbyes(Path("goodbyes.json")))
     while transport.online() != set(node_of):
         time.sleep(0.2)
     blob = os.urandom(100_000)

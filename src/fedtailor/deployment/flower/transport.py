@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import httpx
 from flwr.app import Message
@@ -32,15 +32,19 @@ class GridTransport:
 
     Args:
         grid: as Flower gives it to the ServerApp.
-        node_of: client number -> id of the site's node.
+        read_nodes: returns the ids of the sites' nodes by client number. A site has one some
+            seconds after it was added, and none any more once it was removed.
         goodbyes: says which sites were stopped.
     """
 
-    def __init__(self, grid: Grid, node_of: Mapping[int, int], goodbyes: Goodbyes) -> None:
+    def __init__(
+        self, grid: Grid, read_nodes: Callable[[], Mapping[int, int]], goodbyes: Goodbyes
+    ) -> None:
         self._grid = grid
         self._goodbyes = goodbyes
-        self._node_of = dict(node_of)
-        self._asked: dict[str, int] = {}
+        self._read_nodes = read_nodes
+        self._asked: dict[str, tuple[int, int]] = {}
+        """By the number of a request: the client and the node that were asked."""
         self._refused: list[tuple[int, SiteFailure]] = []
 
     def send(self, requests: Mapping[int, Envelope]) -> None:
@@ -49,16 +53,25 @@ class GridTransport:
         Raises:
             DataError: a request cannot be sent.
         """
-        messages = [self._message(client, request) for client, request in requests.items()]
+        nodes = self._read_nodes()
+        asked = []
+        messages = []
+        for client, request in requests.items():
+            if client not in nodes:
+                self._refuse(client, "Flower has no node for the site")
+                continue
+
+            asked.append((client, nodes[client]))
+            messages.append(_message(nodes[client], request))
+
         # Flower answers with an empty list to requests that are too large together.
         numbers = list(self._grid.push_messages(messages)) or [None] * len(messages)
-
-        for client, number in zip(requests, numbers, strict=True):
+        for addressee, number in zip(asked, numbers, strict=True):
             if number is None:
                 text = "Flower did not take the request: no such node, or too large"
-                self._refused.append((client, SiteFailure("unavailable", text)))
+                self._refuse(addressee[0], text)
             else:
-                self._asked[number] = client
+                self._asked[number] = addressee
 
     def receive(self, seconds: float) -> list[tuple[int, Envelope | SiteFailure]]:
         """Return the replies that have arrived, by client; wait at most ``seconds`` for one."""
@@ -79,20 +92,15 @@ class GridTransport:
     def online(self) -> set[int]:
         """Return the clients whose sites are connected."""
         connected = set(self._grid.get_node_ids())
-        return {client for client, node in self._node_of.items() if node in connected}
+        return {client for client, node in self._read_nodes().items() if node in connected}
 
     def stopped(self) -> dict[int, float]:
         """Return the clients whose sites have said that they stop, and when."""
         away = self._goodbyes.read()
-        return {client: away[node] for client, node in self._node_of.items() if node in away}
+        return {client: away[node] for client, node in self._read_nodes().items() if node in away}
 
-    def _message(self, client: int, request: Envelope) -> Message:
-        return Message(
-            pack(request),
-            message_type=MESSAGE_TYPE,
-            dst_node_id=self._node_of[client],
-            ttl=_LIFETIME,
-        )
+    def _refuse(self, client: int, reason: str) -> None:
+        self._refused.append((client, SiteFailure("unavailable", reason)))
 
     def _fetch(self) -> list[tuple[int, Envelope | SiteFailure]]:
         numbers = list(self._asked)
@@ -119,22 +127,29 @@ class GridTransport:
             raise
         except Exception as error:
             failure = SiteFailure("damaged", f"the reply is damaged: {describe_error(error)}")
-            return [(self._asked.pop(number), failure)]
+            client, _ = self._asked.pop(number)
+            return [(client, failure)]
 
     def _note(self, messages: list[Message]) -> list[tuple[int, Envelope | SiteFailure]]:
         replies = []
         for message in messages:
-            client = self._asked.pop(message.metadata.reply_to_message_id, None)
-            if client is None:  # a second reply of the same client, or one of another batch
+            addressee = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if addressee is None:  # a second reply of the same client, or one of another batch
                 continue
 
-            reply = _read(message, self._node_of[client])
+            client, node = addressee
+            reply = _read(message, node)
             replies.append((client, reply))
             # One reply is enough: those to repeats of the request are dropped.
             if isinstance(reply, Envelope):
-                self._asked = {key: other for key, other in self._asked.items() if other != client}
+                others = {key: other for key, other in self._asked.items() if other[0] != client}
+                self._asked = others
 
         return replies
+
+
+def _message(node: int, request: Envelope) -> Message:
+    return Message(pack(request), message_type=MESSAGE_TYPE, dst_node_id=node, ttl=_LIFETIME)
 
 
 def _read(message: Message, node: int) -> Envelope | SiteFailure:
