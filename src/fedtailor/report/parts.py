@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedtailor.data.own.names import inert, safe_name
+from fedtailor.data.own.names import csv_text, inert, safe_name
 
 if TYPE_CHECKING:
     import altair as alt
@@ -38,15 +36,11 @@ class ReportTable:
 
     def to_csv(self) -> str:
         """Return the table as CSV that is safe to open in a spreadsheet."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(map(inert, self.columns))
+        rows = [[inert(name) for name in self.columns]]
         for row in self.rows:
-            writer.writerow(
-                inert(cell) if isinstance(cell, str) else show_cell(cell) for cell in row
-            )
+            rows.append([inert(cell) if isinstance(cell, str) else show_cell(cell) for cell in row])
 
-        return text.getvalue()
+        return csv_text(rows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from fedtailor.core.atomic import to_json as as_json
 from fedtailor.core.errors import printable
 from fedtailor.core.metrics import CLIENT_METRICS
-from fedtailor.data.own.names import inert
+from fedtailor.data.own.names import csv_text, inert
 from fedtailor.report.comparison import (
     FIGURES,
     SIGNIFICANT,
@@ -97,11 +95,9 @@ def to_csv(comparison: Comparison) -> str:
     there are several seeds, a row ``standard error``. Tests have rows of single seeds only. Numbers
     are not rounded and not in percent.
     """
-    text = io.StringIO()
     columns = ["group", "method", "reference", "metric", "point", "seed", "clients"]
     columns += [*FIGURES, *_TEST_COLUMNS]
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
+    rows: list[list[Any]] = [columns]
     for group in comparison.groups:
         differences = {difference.label: difference for difference in group.differences}
         for summary in group.methods:
@@ -113,9 +109,10 @@ def to_csv(comparison: Comparison) -> str:
                 "point": comparison.point,
             }
             for row in _csv_rows(summary, differences.get(summary.label)):
-                writer.writerow({**start, **row})
+                cells = start | row
+                rows.append([cells.get(name) for name in columns])
 
-    return text.getvalue()
+    return csv_text(rows)
 
 
 def to_json(comparison: Comparison) -> str:

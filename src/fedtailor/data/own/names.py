@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import unicodedata
 from collections import defaultdict
@@ -47,6 +49,17 @@ def inert(text: str) -> str:
     """
     is_number = re.fullmatch(r"[+-]?\d+(\.\d+)?", text)
     return f"'{text}" if text.startswith(_FORMULA) and not is_number else text
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    r"""Return rows of cells as the text of a CSV file; None is an empty cell.
+
+    >>> csv_text([("site", "examples"), ("a, b", 3)])
+    'site,examples\n"a, b",3\n'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def show(value: object) -> str:
