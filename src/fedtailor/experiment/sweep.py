@@ -62,7 +62,7 @@ from fedtailor.experiment.sweep_options import (
     values_to_try,
     with_values,
 )
-from fedtailor.experiment.tracking import RunProgress
+from fedtailor.experiment.tracking import PassedOn, RunProgress
 from fedtailor.privacy.claims import promises_of
 
 if TYPE_CHECKING:
@@ -675,29 +675,20 @@ def _test_scores(folder: Path) -> Record:
     }
 
 
-class _TrialProgress(RunProgress):
+class _TrialProgress(PassedOn):
     """Passes on the progress of trials, without scores on test examples."""
 
     def __init__(self, progress: RunProgress) -> None:
+        super().__init__(progress)
         self.passes_notes = True
-        self._progress = progress
-
-    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
-        self._progress.begin(title, num_rounds, done)
-
-    def prepare(self, what: str, done: int, total: int) -> None:
-        self._progress.prepare(what, done, total)
-
-    def end(self) -> None:
-        self._progress.end()
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Report the end of a round, with what decides only."""
         evaluations = record["evaluations"]
         validation = [scores for scores in evaluations if scores["test_set"] == "validation"]
-        self._progress.round({**record, "evaluations": validation})
+        super().round({**record, "evaluations": validation})
 
     def note(self, text: str) -> None:
         """Report something that a user should know."""
         if self.passes_notes:
-            self._progress.note(text)
+            super().note(text)
