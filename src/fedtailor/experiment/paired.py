@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedtailor.core.bisection import bisect
+
 _OF_TRAINING = 1.05
 """How much larger the error of a difference is, because models are trained again."""
 _OF_ONE_RANK = 0.2
@@ -72,7 +74,7 @@ def paired_interval(
     names = [0] if strata is None else np.unique(strata)
     parts = [paired if strata is None else paired[strata == name] for name in names]
     examples_for_one = design_effect(paired, groups, strata) * _OF_TRAINING**2
-    quantile = _t_quantile(number - 1)
+    quantile = t_quantile(number - 1)
     below = []
     above = []
     for part in parts:
@@ -95,21 +97,15 @@ def _lower_limit(better: float, worse: float, number: float, quantile: float) ->
         number: of examples.
         quantile: the number of standard errors.
     """
-    low = -1.0
-    high = better - worse
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
 
+    def is_too_far(truth: float) -> bool:
         # The most likely share of ``worse`` if this is the true difference: Tango's equation 10.
-        linear = (2 - better + worse) * middle - better - worse
-        root = math.sqrt(max(0.0, linear**2 + 8 * worse * middle * (1 - middle)))
-        variance = (root - linear) / 2 + middle * (1 - middle)
-        if better - worse - middle > quantile * math.sqrt(max(0.0, variance) / number):
-            low = middle
-        else:
-            high = middle
+        linear = (2 - better + worse) * truth - better - worse
+        root = math.sqrt(max(0.0, linear**2 + 8 * worse * truth * (1 - truth)))
+        variance = (root - linear) / 2 + truth * (1 - truth)
+        return better - worse - truth > quantile * math.sqrt(max(0.0, variance) / number)
 
-    return high
+    return bisect(is_too_far, -1.0, better - worse, steps=_HALVINGS)[1]
 
 
 def design_effect(
@@ -148,8 +144,12 @@ def design_effect(
     return min(most, variance / independent)
 
 
-def _t_quantile(degrees: float) -> float:
-    """Return the 97.5 % quantile of the t distribution."""
+def t_quantile(degrees: float) -> float:
+    """Return the 97.5 % quantile of the t distribution.
+
+    >>> round(t_quantile(3), 2)
+    3.18
+    """
     # SciPy takes a while to import, and most commands need none of it.
     from scipy.special import stdtrit
 
@@ -354,7 +354,7 @@ def compare_areas(
     shares = np.array(variances) / sum(variances)
     freedom = 1 / float((shares**2 / degrees).sum())
     error = _OF_TRAINING * math.sqrt(variance)
-    margin = error * _t_quantile(freedom)
+    margin = error * t_quantile(freedom)
     p_value = 2 * float(stdtr(freedom, -abs(difference) / error))
     low = max(-1.0, difference - margin)
     high = min(1.0, difference + margin)
