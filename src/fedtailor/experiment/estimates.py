@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedtailor.core.bisection import bisect
+from fedtailor.core.intervals import bisect, t_quantile
 from fedtailor.core.metrics import (
     CLIENT_METRICS,
     mean,
@@ -15,7 +15,6 @@ from fedtailor.core.metrics import (
     worst_tenth,
 )
 from fedtailor.core.scores import Scores, ScoreSums, across, auroc_error, total
-from fedtailor.experiment.paired import t_quantile
 
 Interval = dict[str, float]
 """``low`` and ``high``."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.core.bisection import bisect
+from fedtailor.core.intervals import bisect, t_quantile
 
 _OF_TRAINING = 1.05
 """How much larger the error of a difference is, because models are trained again."""
@@ -142,18 +142,6 @@ def design_effect(
     of_groups = float((sum_by_group(influence, groups) ** 2).sum()) * number / (number - 1)
     variance = max(of_groups, float((influence**2).sum()))
     return min(most, variance / independent)
-
-
-def t_quantile(degrees: float) -> float:
-    """Return the 97.5 % quantile of the t distribution.
-
-    >>> round(t_quantile(3), 2)
-    3.18
-    """
-    # SciPy takes a while to import, and most commands need none of it.
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, 0.975))
 
 
 def sum_by_group(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
