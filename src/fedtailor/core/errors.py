@@ -102,6 +102,8 @@ LONGEST_REASON = 500
 """Characters of a reason that a run records."""
 _MOST_NAMES = 50
 """Names that a message lists."""
+MOST_LISTED = 5
+"""Parts that a sentence lists; more are counted."""
 WARNING = "Warning: "
 """The beginning of a note on what makes results mislead."""
 
@@ -161,6 +163,13 @@ def all_done(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
 
     if first is not None:
         raise first
+
+
+def joined(parts: Iterable[str], most: int = MOST_LISTED) -> str:
+    """Return the first parts with commas between them, and the number of the others."""
+    parts = list(parts)
+    text = ", ".join(parts[:most])
+    return f"{text} and {len(parts) - most} more" if len(parts) > most else text
 
 
 def match_name(name: str, choices: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""What intervals are computed with: a bisection, and the quantile of the t distribution. No torch."""
+"""What intervals are computed with: bisection, and the quantile of the t distribution. No torch."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fedtailor.core.errors import printable
+from fedtailor.core.errors import joined, printable
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.core.schedule import Measure
 from fedtailor.experiment.predictions import (
@@ -186,17 +186,16 @@ def one_class_caution(record: Mapping[str, Any]) -> str:
         return ""
 
     names = []
-    for site in sites[:_MOST_NAMES]:
+    for site in sites:
         shares = [site["scores"][model]["balanced_accuracy"] for model in (OWN, PERSONALIZED)]
         balanced = " and ".join(f"{100 * share:.1f}" for share in shares)
         majority = f"{100 * site['majority']:.1f} % of one class"
         names.append(f"{printable(site['site'])} ({majority}: {balanced} %)")
 
-    more = f" and {len(sites) - _MOST_NAMES} more" if len(sites) > _MOST_NAMES else ""
     return (
         "Accuracy misleads where nearly all examples have one class, because a model that never "
         "finds the others looks good. In brackets, the balanced accuracy of the best own and of "
-        f"the personalized model: {', '.join(names)}{more}. Two models that differ only in the "
+        f"the personalized model: {joined(names, _MOST_NAMES)}. Two models that differ only in the "
         "threshold between the classes differ in both measures, but not in AUROC: "
         'evaluation.verdict = "auroc" compares them without one.'
     )

@@ -9,6 +9,8 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable
 
+from fedtailor.core.errors import MOST_LISTED, joined
+
 _HIDDEN_MEANING = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -18,9 +20,6 @@ UTF-8."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """Spreadsheets treat text with such a beginning as a formula; in some languages, the wide forms of
 the signs too."""
-
-MAX_LISTED = 5
-"""Most names listed in a sentence; more are counted."""
 
 _LONGEST_VALUE = 80
 """Most characters of a value in a message."""
@@ -68,20 +67,13 @@ def show(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
-def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
+def listed(names: Iterable[str], most: int = MOST_LISTED) -> str:
     """Return the first names in quotes, and the number of the others.
 
     >>> listed(["a", "b", "c"], most=2)
     "'a', 'b' and 1 more"
     """
     return joined([show(name) for name in names], most)
-
-
-def joined(parts: Iterable[str], most: int = MAX_LISTED) -> str:
-    """Return the first parts with commas between them, and the number of the others."""
-    parts = list(parts)
-    text = ", ".join(parts[:most])
-    return f"{text} and {len(parts) - most} more" if len(parts) > most else text
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
