@@ -23,6 +23,7 @@ from fedtailor.experiment.site_rows import (
     OWN,
     PERSONALIZED,
     POOLED,
+    ModelScores,
     OwnModel,
     Paired,
     SeedPredictions,
@@ -212,14 +213,7 @@ def as_record(rows: Sequence[SiteRow], measure: Measure) -> Record:
 
 
 def _row_record(row: SiteRow) -> Record:
-    scores: Record = {}
-    for model, of_model in row.scores.items():
-        scores[model] = {name: _rounded(value) for name, value in of_model._asdict().items()}
-
-    others: Record = {}
-    for measure, difference in row.other_differences.items():
-        others[measure] = _paired_record(difference)
-
+    others = row.other_differences
     return {
         "site": row.site,
         "client": row.client,
@@ -227,19 +221,20 @@ def _row_record(row: SiteRow) -> Record:
         "groups": row.groups,
         "majority": _rounded(row.majority),
         "own": dict(row.own),
-        "scores": scores,
-        "difference": _paired_record(row.difference),
-        "other_differences": others,
+        "scores": {model: _figures(scores) for model, scores in row.scores.items()},
+        "difference": _figures(row.difference),
+        "other_differences": {measure: _figures(paired) for measure, paired in others.items()},
         "p_value": row.p_value,
         "corrected_p_value": row.corrected_p_value,
         "verdict": row.verdict,
     }
 
 
-def _paired_record(paired: Paired | None) -> Record | None:
-    if paired is None:
+def _figures(figures: ModelScores | Paired | None) -> Record | None:
+    """Return figures by name, rounded; None where there are none."""
+    if figures is None:
         return None
-    return {name: _rounded(value) for name, value in paired._asdict().items()}
+    return {name: _rounded(value) for name, value in figures._asdict().items()}
 
 
 def _rounded(value: float | None) -> float | None:
