@@ -7,11 +7,10 @@ repetitions; where the clients are the same in each, over the mean differences o
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from fedtailor.experiment.leaderboard import (
     is_done,
     make_cells,
 )
-from fedtailor.experiment.site_rows import Verdict
+from fedtailor.experiment.worth_it import count_verdicts
 from fedtailor.report.comparison import SIGNIFICANT, Estimate
 from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure
 from fedtailor.report.statistics import (
@@ -55,7 +54,6 @@ _AGREEING = 2
 """Repetitions that two rows must share to be told apart."""
 _SHARE_OF_METHODS = 0.75
 """That a federation needs to count in the ranks, because these are of methods that are on all."""
-VERDICTS = get_args(Verdict)
 Accuracies = Sequence[float | None]
 
 
@@ -224,9 +222,8 @@ def run_seconds(record: Record) -> float | None:
 
 def count_clients(records: Sequence[Record]) -> dict[str, int]:
     """Return how many clients of records have which verdict; those without one are left out."""
-    counts = Counter(verdict for record in records for verdict in record["verdicts"])
-    del counts[None]
-    return {verdict: counts[verdict] for verdict in VERDICTS} if counts else {}
+    verdicts = [one for record in records for one in record["verdicts"] if one is not None]
+    return dict(count_verdicts(verdicts)) if verdicts else {}
 
 
 def clients_below(record: Record, accuracies: Accuracies) -> list[str]:
