@@ -25,7 +25,7 @@ from fedtailor.experiment.leaderboard import (
 )
 from fedtailor.experiment.worth_it import count_verdicts
 from fedtailor.report.comparison import SIGNIFICANT, Estimate
-from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure
+from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, with_error
 from fedtailor.report.statistics import (
     DECIMALS,
     Interval,
@@ -380,8 +380,6 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
     ]
     cells: list[list[Cell]] = []
     for row in rows:
-        error = row.accuracy.standard_error
-        spread = "" if error is None else f" ± {100 * error:.1f}"
         interval = NOTHING
         if row.interval is not None:
             interval = f"{100 * row.interval.low:.1f} to {100 * row.interval.high:.1f}"
@@ -390,7 +388,7 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
         cells.append(
             [
                 _title(row),
-                f"{100 * row.accuracy.mean:.1f}{spread}",
+                with_error(row.accuracy.mean, row.accuracy.standard_error, in_percent=True),
                 interval,
                 round_figure(row.worst_tenth, in_percent=True),
                 percent(row.harmed),

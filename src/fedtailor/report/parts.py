@@ -122,6 +122,16 @@ def round_figure(value: float, in_percent: bool, *, signed: bool = False) -> str
     return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"
 
 
+def with_error(value: float, error: float | None, in_percent: bool, *, signed: bool = False) -> str:
+    """Return a figure with its standard error, if it has one.
+
+    >>> with_error(0.5, 0.01, in_percent=True)
+    '50.0 ± 1.0'
+    """
+    text = round_figure(value, in_percent, signed=signed)
+    return text if error is None else f"{text} ± {round_figure(error, in_percent)}"
+
+
 def show_p_value(value: float) -> str:
     """Return a p-value with three decimal places.
 

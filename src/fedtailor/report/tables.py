@@ -20,7 +20,14 @@ from fedtailor.report.comparison import (
     PairedTest,
     Summary,
 )
-from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, show_p_value
+from fedtailor.report.parts import (
+    NOTHING,
+    Cell,
+    ReportTable,
+    round_figure,
+    show_p_value,
+    with_error,
+)
 from fedtailor.report.worth_it import worth_it_tables
 
 _TEST_COLUMNS = (
@@ -256,11 +263,8 @@ def _estimate(comparison: Comparison, name: str, estimate: Estimate | None) -> s
 
     metric = name if name in CLIENT_METRICS else comparison.metric
     in_percent = name.startswith("harmed") or CLIENT_METRICS[metric].in_percent
-    value = round_figure(estimate.mean, in_percent, signed=name.startswith("gain"))
-    if estimate.standard_error is None:
-        return value
-
-    return f"{value} ± {round_figure(estimate.standard_error, in_percent)}"
+    signed = name.startswith("gain")
+    return with_error(estimate.mean, estimate.standard_error, in_percent, signed=signed)
 
 
 def _markdown(text: str) -> str:
