@@ -26,13 +26,13 @@ from fedtailor.core import rng
 from fedtailor.core.atomic import make_folder, safe_name, to_json, write_whole
 from fedtailor.core.errors import (
     ConfigError,
-    DataError,
     FedtailorError,
     RunError,
     one_line,
     unknown_name,
 )
 from fedtailor.core.options import show, wrong_value
+from fedtailor.core.reading import content_of
 from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, to_toml
@@ -510,7 +510,7 @@ def halving_rounds(trials: int, rounds: int, factor: int) -> list[int]:
 def _read_step(job: RunJob, result: Any) -> Record:
     """Return what the result of a run says of its trial; no score on test examples is among it."""
     num_seeds = len(job.config.seeds)
-    try:
+    with content_of(job.folder / "result.json"):
         accuracy = result["metrics"].get("validation", {}).get("accuracy", {})
         step = {
             "rounds": result["rounds"],
@@ -523,10 +523,8 @@ def _read_step(job: RunJob, result: Any) -> Record:
         }
         if "privacy" in result:
             step["privacy"] = result["privacy"]
-        return step
-    except (KeyError, TypeError, AttributeError) as error:
-        message = f"the result in '{job.folder}' is damaged. Remove this folder to run it again."
-        raise DataError(message, path=job.folder) from error
+
+    return step
 
 
 def validation_accuracy(metrics: Mapping[str, Any]) -> float | None:
