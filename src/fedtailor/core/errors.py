@@ -144,6 +144,36 @@ def describe_error(error: BaseException) -> str:
 
 
 @contextmanager
+def calling(
+    call: str,
+    *,
+    key: str,
+    got: str,
+    allowed: object = None,
+    kind: type[FedtailorError] = ConfigError,
+) -> Iterator[None]:
+    """Say what the code of a user raises in the block; our own errors pass.
+
+    Args:
+        call: as it is written, with its arguments.
+        key: the option that names the function.
+        got: its name.
+        allowed: what it may return.
+        kind: of the error.
+
+    Raises:
+        ConfigError: the code raised anything, which is the cause.
+    """
+    try:
+        yield
+    except FedtailorError:
+        raise
+    except (Exception, SystemExit) as reason:
+        message = f"the call {call} raised {describe_error(reason).rstrip('.')}."
+        raise kind(message, key=key, allowed=allowed, got=got) from reason
+
+
+@contextmanager
 def all_done(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
     """Take every step when the block ends, even if the block or a step before raises.
 
