@@ -130,7 +130,9 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
                 repetitions=len(row.by_repetition),
                 accuracy=_estimate(row),
                 interval=_interval(row),
-                worst_tenth=mean(worst_tenth(_known(each)) for each in row.by_repetition.values()),
+                worst_tenth=mean(
+                    worst_tenth(known_of(each)) for each in row.by_repetition.values()
+                ),
                 harmed=None if name == LOCAL else _share_below(row, by_local),
                 below_alone=None if name == ALONE else _share_below(row, by_alone),
                 verdicts=count_clients(row.records),
@@ -180,12 +182,13 @@ def _kind(name: str, records: Sequence[Record]) -> str:
     return GLOBAL if records[0]["evaluation"] == "global" else PERSONAL
 
 
-def _known(accuracies: Accuracies) -> list[float]:
+def known_of(accuracies: Accuracies) -> list[float]:
+    """Return the accuracies of the clients that have one."""
     return [accuracy for accuracy in accuracies if accuracy is not None]
 
 
 def _estimate(row: _Row) -> Estimate:
-    by_repetition = {number: mean(_known(each)) for number, each in row.by_repetition.items()}
+    by_repetition = {number: mean(known_of(each)) for number, each in row.by_repetition.items()}
     estimate = Estimate.of(by_repetition)
     assert estimate is not None, "a row has a record"
     return estimate
@@ -195,7 +198,7 @@ def _interval(row: _Row) -> Interval | None:
     """Return the bootstrap interval over clients, its ends averaged over repetitions."""
     intervals = []
     for accuracies in row.by_repetition.values():
-        interval = bootstrap_interval(_known(accuracies), resamples=_RESAMPLES)
+        interval = bootstrap_interval(known_of(accuracies), resamples=_RESAMPLES)
         if interval is None:
             return None
         intervals.append(interval)
@@ -204,7 +207,7 @@ def _interval(row: _Row) -> Interval | None:
 
 
 def _mean_or_none(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
+    numbers = known_of(values)
     return mean(numbers) if numbers else None
 
 
