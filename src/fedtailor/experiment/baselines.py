@@ -54,7 +54,7 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
     In a comparison, they are copied from a run with the same data, split and inputs.
 
     Args:
-        parts: the run of one seed.
+        parts: the run of one seed, which has baselines.
         path: its folder.
         observer: is told how many sites are done.
 
@@ -62,9 +62,6 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
         RunError: a file cannot be written.
     """
     names = baseline_names(parts)
-    if not names:
-        return
-
     key = _key(parts, names)
     if _read_pair(path, key) is not None or _copy(path, key):
         return
