@@ -23,6 +23,7 @@ from fedtailor.experiment.leaderboard import (
     is_done,
     make_cells,
 )
+from fedtailor.experiment.site_rows import Verdict
 from fedtailor.experiment.worth_it import count_verdicts
 from fedtailor.report.comparison import SIGNIFICANT, Estimate
 from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, with_error
@@ -73,7 +74,7 @@ class Standing:
     """Share of clients whose model is less accurate than that of ``local``; None: not known."""
     below_alone: float | None
     """Share of clients whose model is less accurate than the best simple one of their own."""
-    verdicts: Mapping[str, int]
+    verdicts: Mapping[Verdict, int]
     """How many clients of all repetitions have which verdict; empty for what is no method."""
     megabytes: float | None
     """What a client sends and receives in a run."""
@@ -223,10 +224,10 @@ def run_seconds(record: Record) -> float | None:
     return share * record["processor_seconds"]  # type: ignore[no-any-return]
 
 
-def count_clients(records: Sequence[Record]) -> dict[str, int]:
+def count_clients(records: Sequence[Record]) -> dict[Verdict, int]:
     """Return how many clients of records have which verdict; those without one are left out."""
     verdicts = [one for record in records for one in record["verdicts"] if one is not None]
-    return dict(count_verdicts(verdicts)) if verdicts else {}
+    return count_verdicts(verdicts) if verdicts else {}
 
 
 def clients_below(record: Record, accuracies: Accuracies) -> list[str]:

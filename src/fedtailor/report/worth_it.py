@@ -184,8 +184,8 @@ def sites_csv(records: Mapping[str, Record]) -> str:
             rows.append(start | cells | {"measure": record["measure"]})
 
     columns = dict.fromkeys(name for row in rows for name in row)
-    cells = [[row.get(name) for name in columns] for row in rows]
-    return csv_text([columns, *cells])
+    lines = [[row.get(name) for name in columns] for row in rows]
+    return csv_text([columns, *lines])
 
 
 def _csv_cells(site: Record) -> Iterator[tuple[str, Any]]:
