@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedtailor.core.intervals import bisect, t_quantile
+from fedtailor.core.bisection import bisect
 from fedtailor.core.metrics import (
     CLIENT_METRICS,
     mean,
@@ -279,7 +279,10 @@ def mean_interval(
     if count < 2:
         return None
 
-    half_width = t_quantile(count - 1) * deviation / math.sqrt(count)
+    # SciPy takes a while to import, and runs of one client need none of it.
+    from scipy.special import stdtrit
+
+    half_width = float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)
     low = mean - half_width
     high = mean + half_width
     if is_share:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.core.intervals import bisect, t_quantile
+from fedtailor.core.bisection import bisect
 
 _OF_TRAINING = 1.05
 """How much larger the error of a difference is, because models are trained again."""
@@ -74,7 +74,7 @@ def paired_interval(
     names = [0] if strata is None else np.unique(strata)
     parts = [paired if strata is None else paired[strata == name] for name in names]
     examples_for_one = design_effect(paired, groups, strata) * _OF_TRAINING**2
-    quantile = t_quantile(number - 1)
+    quantile = _t_quantile(number - 1)
     below = []
     above = []
     for part in parts:
@@ -142,6 +142,14 @@ def design_effect(
     of_groups = float((sum_by_group(influence, groups) ** 2).sum()) * number / (number - 1)
     variance = max(of_groups, float((influence**2).sum()))
     return min(most, variance / independent)
+
+
+def _t_quantile(degrees: float) -> float:
+    """Return the 97.5 % quantile of the t distribution."""
+    # SciPy takes a while to import, and most commands need none of it.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.975))
 
 
 def sum_by_group(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
@@ -342,7 +350,7 @@ def compare_areas(
     shares = np.array(variances) / sum(variances)
     freedom = 1 / float((shares**2 / degrees).sum())
     error = _OF_TRAINING * math.sqrt(variance)
-    margin = error * t_quantile(freedom)
+    margin = error * _t_quantile(freedom)
     p_value = 2 * float(stdtr(freedom, -abs(difference) / error))
     low = max(-1.0, difference - margin)
     high = min(1.0, difference + margin)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import bdtr, bdtrc
 
-from fedtailor.core.intervals import bisect
+from fedtailor.core.bisection import bisect
 
 _LEAST_VARIANCE = 1e-6
 """Of signals: two trainings that differ by less say the same."""

@@ -1,4 +1,4 @@
-"""What intervals are computed with: bisection, and the quantile of the t distribution. No torch."""
+"""Bisection: where a condition that holds for small numbers ends. No torch."""
 
 from __future__ import annotations
 
@@ -28,15 +28,3 @@ def bisect(
             high = middle
 
     return low, high
-
-
-def t_quantile(degrees: float) -> float:
-    """Return the 97.5 % quantile of the t distribution.
-
-    >>> round(t_quantile(3), 2)
-    3.18
-    """
-    # SciPy takes a while to import, and most commands need none of it.
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, 0.975))
