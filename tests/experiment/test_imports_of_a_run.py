@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
-MOST_MODULES = 94
+MOST_MODULES = 95
 """Of the package, for a run of the simplest method; seven of them are packages without code."""
 
 MOST_TEXT = 64_000

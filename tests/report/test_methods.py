@@ -118,3 +118,9 @@ def test_a_run_of_several_seeds_of_which_none_has_begun_is_a_method_without_runs
     RunFolder.create(tmp_path / "run", config=config, provenance={})
     (method,) = read_methods([tmp_path / "run"])
     assert (method.label, method.algorithm, method.runs) == ("ditto", "ditto", {})
+
+
+def test_settings_that_change_no_result_tell_no_methods_apart():
+    for key, values in (("verdict", ("accuracy", "auroc")), ("baselines", ("auto", "none"))):
+        configs = [{"algorithm": {"name": "ditto"}, "evaluation": {key: one}} for one in values]
+        assert label_methods(configs) == ["ditto", "ditto #2"]

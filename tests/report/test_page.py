@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from faults import mutations
@@ -260,11 +259,9 @@ def test_long_curves_are_thinned_and_the_page_says_so(tmp_path, monkeypatch):
     assert "at most 10" in figure.caption
 
 
-def test_the_expected_calibration_error_is_that_of_the_bins():
-    bins = np.zeros((reliability.BINS, 3))
-    bins[7] = 8, 4.0, 3
-    bins[14] = 12, 12.0, 9
-    assert reliability.calibration_error(bins) == pytest.approx((1 + 3) / 20)
+def test_the_reliability_diagram_names_the_error_of_the_records(tmp_path):
+    (panel,) = figures_of(write_run(tmp_path / "run"))["reliability"].panels
+    assert panel.subtitle == "ECE 10.0 %, the mean over clients"
     assert reliability.BINS == BINS
 
 

@@ -102,6 +102,8 @@ LONGEST_REASON = 500
 """Characters of a reason that a run records."""
 _MOST_NAMES = 50
 """Names that a message lists."""
+MOST_LISTED = 5
+"""Parts that a sentence lists; more are counted."""
 WARNING = "Warning: "
 """The beginning of a note on what makes results mislead."""
 
@@ -142,6 +144,36 @@ def describe_error(error: BaseException) -> str:
 
 
 @contextmanager
+def calling(
+    call: str,
+    *,
+    key: str,
+    got: str,
+    allowed: object = None,
+    kind: type[FedtailorError] = ConfigError,
+) -> Iterator[None]:
+    """Say what the code of a user raises in the block; our own errors pass.
+
+    Args:
+        call: as it is written, with its arguments.
+        key: the option that names the function.
+        got: its name.
+        allowed: what it may return.
+        kind: of the error.
+
+    Raises:
+        ConfigError: the code raised anything, which is the cause.
+    """
+    try:
+        yield
+    except FedtailorError:
+        raise
+    except (Exception, SystemExit) as reason:
+        message = f"the call {call} raised {describe_error(reason).rstrip('.')}."
+        raise kind(message, key=key, allowed=allowed, got=got) from reason
+
+
+@contextmanager
 def all_done(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
     """Take every step when the block ends, even if the block or a step before raises.
 
@@ -161,6 +193,13 @@ def all_done(steps: Iterable[Callable[[], object]]) -> Iterator[None]:
 
     if first is not None:
         raise first
+
+
+def joined(parts: Iterable[str], most: int = MOST_LISTED) -> str:
+    """Return the first parts with commas between them, and the number of the others."""
+    parts = list(parts)
+    text = ", ".join(parts[:most])
+    return f"{text} and {len(parts) - most} more" if len(parts) > most else text
 
 
 def match_name(name: str, choices: Iterable[str]) -> str | None:

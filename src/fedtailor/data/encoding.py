@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import DataError, joined
 from fedtailor.data.column_summaries import merge_summaries, summarize
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.names import joined, listed
+from fedtailor.data.own.names import listed
 from fedtailor.data.split import ClientPositions
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fedtailor.data.own.names import counted, joined
+from fedtailor.core.errors import joined
+from fedtailor.data.own.names import counted
 
 
 def assign_folds(

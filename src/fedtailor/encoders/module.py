@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fedtailor.core.errors import ConfigError, FedtailorError, describe_error
+from fedtailor.core.errors import calling
 from fedtailor.core.options import wrong_value
 from fedtailor.core.targets import find_target
 from fedtailor.encoders.code import digest_of_module
@@ -38,15 +38,9 @@ class ModuleEncoder:
             ConfigError: there is no such function, it fails, or it returns something else.
         """
         function = find_target(target, what="encoder", key=KEY)
-        try:
-            # Some libraries print as they load, which must not become part of a command's output.
-            with contextlib.redirect_stdout(sys.stderr):
-                module = function()
-        except FedtailorError:
-            raise
-        except (Exception, SystemExit) as reason:  # the code of a user raises anything
-            message = f"the call {target}() raised {describe_error(reason).rstrip('.')}."
-            raise ConfigError(message, key=KEY, got=target) from reason
+        # Some libraries print as they load, which must not become part of a command's output.
+        with calling(f"{target}()", key=KEY, got=target), contextlib.redirect_stdout(sys.stderr):
+            module = function()
 
         if not isinstance(module, nn.Module):
             allowed = f"a torch.nn.Module, returned by {target}()"

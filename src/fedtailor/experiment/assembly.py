@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -88,91 +89,83 @@ def refuse_impossible_augmentation(training: Training, shape: tuple[int, ...]) -
         raise wrong_value("training.crop_padding", allowed, training.crop_padding)
 
 
-def notes_on_device(device: torch.device) -> list[str]:
-    """Return a note if a run takes place on another device than the CPU."""
-    if device == HOST:
-        return []
-    return [
-        f"this version has not been tested on the device {device}: compare some rounds with "
-        "--device cpu."
-    ]
+def notes_on_device(device: torch.device) -> Iterator[str]:
+    """Yield a note if a run takes place on another device than the CPU."""
+    if device != HOST:
+        yield (
+            f"this version has not been tested on the device {device}: compare some rounds with "
+            "--device cpu."
+        )
 
 
 def notes_on_idle_training(
     algorithm: AnyAlgorithm, federation: Federation, schedule: Schedule
-) -> list[str]:
-    """Return a note if clients train whose work has no effect."""
+) -> Iterator[str]:
+    """Yield a note if clients train whose work has no effect."""
     if not schedule.everybody_trains(algorithm.trains):
-        return []
+        return
 
     # What a client keeps is the only thing that its training outside the cohort could change.
     state = algorithm.init_client(federation.common_task, federation.info(0), rng.new_key(0))
-    if tree.leaves(state):
-        return []
-
-    return [
-        "with federation.train 'all', the training of clients outside the cohort has no effect: "
-        "with this method, clients keep nothing from round to round."
-    ]
+    if not tree.leaves(state):
+        yield (
+            "with federation.train 'all', the training of clients outside the cohort has no "
+            "effect: with this method, clients keep nothing from round to round."
+        )
 
 
 def notes_on_unprotected_fields(
     algorithm: AnyAlgorithm, task: Task, schedule: Schedule
-) -> list[str]:
-    """Return a note if the robust rule leaves some of what clients upload as it is."""
+) -> Iterator[str]:
+    """Yield a note if the robust rule leaves some of what clients upload as it is."""
     rule = schedule.robust_reduction()
     fields = rule.unprotected_fields(algorithm.messages(task)) if rule else []
-    if not fields:
-        return []
-
-    names = ", ".join(f"'{name}'" for name in fields)
-    what = "is not a mean" if len(fields) == 1 else "are not means"
-    them = "it" if len(fields) == 1 else "them"
-    return [
-        f"federation.robust = '{schedule.robust}' protects means over clients. {names} of "
-        f"{type(algorithm).__name__} {what}, so one client can still corrupt {them}; 'krum' looks "
-        "at whole uploads."
-    ]
+    if fields:
+        names = ", ".join(f"'{name}'" for name in fields)
+        what = "is not a mean" if len(fields) == 1 else "are not means"
+        them = "it" if len(fields) == 1 else "them"
+        yield (
+            f"federation.robust = '{schedule.robust}' protects means over clients. {names} of "
+            f"{type(algorithm).__name__} {what}, so one client can still corrupt {them}; 'krum' "
+            "looks at whole uploads."
+        )
 
 
-def notes_on_exchanges(algorithm: AnyAlgorithm, schedule: Schedule) -> list[str]:
-    """Return a note if a method that is done after some exchanges was asked for other rounds."""
+def notes_on_exchanges(algorithm: AnyAlgorithm, schedule: Schedule) -> Iterator[str]:
+    """Yield a note if a method that is done after some exchanges was asked for other rounds."""
     used = with_exchanges(schedule, algorithm)
     asked = []
     if schedule.rounds not in (used.rounds, Schedule().rounds):
         asked.append(f"federation.rounds {schedule.rounds}")
     if schedule.participation.plan != used.participation.plan:
         asked.append(f"federation.participation {schedule.participation.as_value()}")
-    if not asked:
-        return []
 
-    times = "one exchange" if used.rounds == 1 else f"{used.rounds} exchanges"
-    return [
-        f"{type(algorithm).__name__} is done after {times} with all clients, in place of "
-        f"{' and '.join(asked)}."
-    ]
-
-
-def notes_on_means_only(chosen: AnyAlgorithm, used: AnyAlgorithm) -> list[str]:
-    """Return a note if noise would hide so much that a method sends less than was chosen."""
-    if used == chosen:
-        return []
-    return [
-        "with so much noise on so few examples, second moments would tell nothing: only counts and "
-        "class means are sent (algorithm.means_only). A model of fewer features, such as "
-        "'projection', may keep them."
-    ]
+    if asked:
+        times = "one exchange" if used.rounds == 1 else f"{used.rounds} exchanges"
+        yield (
+            f"{type(algorithm).__name__} is done after {times} with all clients, in place of "
+            f"{' and '.join(asked)}."
+        )
 
 
-def notes_on_frozen_body(algorithm: AnyAlgorithm, task: Task, model_name: str) -> list[str]:
-    """Return a note if the model has a body, and the method does not train it."""
+def notes_on_means_only(chosen: AnyAlgorithm, used: AnyAlgorithm) -> Iterator[str]:
+    """Yield a note if noise would hide so much that a method sends less than was chosen."""
+    if used != chosen:
+        yield (
+            "with so much noise on so few examples, second moments would tell nothing: only counts "
+            "and class means are sent (algorithm.means_only). A model of fewer features, such as "
+            "'projection', may keep them."
+        )
+
+
+def notes_on_frozen_body(algorithm: AnyAlgorithm, task: Task, model_name: str) -> Iterator[str]:
+    """Yield a note if the model has a body, and the method does not train it."""
     is_meant = model_name == "projection"
-    if is_meant or not algorithm.exchanges or not task.names(*BODY):
-        return []
-    return [
-        f"{type(algorithm).__name__} does not train the body of the model: use a pretrained one, "
-        "or the model 'linear' if the inputs are features already."
-    ]
+    if algorithm.exchanges and task.names(*BODY) and not is_meant:
+        yield (
+            f"{type(algorithm).__name__} does not train the body of the model: use a pretrained "
+            "one, or the model 'linear' if the inputs are features already."
+        )
 
 
 _EVALUATION_SHARE = 0.05
@@ -285,16 +278,18 @@ def assemble(
     used = dataclasses.replace(used, seeds=(seed,), data=data, engine=engine)
 
     # What a user should know, though nothing is wrong.
-    notes = _preset_warnings(config.algorithm, algorithm)
-    notes += algorithm.warnings(federation.common_task)
-    notes += divided.notes
-    notes += notes_on_means_only(chosen, algorithm)
-    notes += notes_on_exchanges(algorithm, config.schedule)
-    notes += notes_on_frozen_body(algorithm, federation.common_task, model_name)
-    notes += notes_on_idle_training(algorithm, federation, schedule)
     task = algorithm.bind(federation.common_task)
-    notes += notes_on_unprotected_fields(algorithm, task, schedule)
-    notes += notes_on_device(device)
+    notes = [
+        *_preset_warnings(config.algorithm, algorithm),
+        *algorithm.warnings(federation.common_task),
+        *divided.notes,
+        *notes_on_means_only(chosen, algorithm),
+        *notes_on_exchanges(algorithm, config.schedule),
+        *notes_on_frozen_body(algorithm, federation.common_task, model_name),
+        *notes_on_idle_training(algorithm, federation, schedule),
+        *notes_on_unprotected_fields(algorithm, task, schedule),
+        *notes_on_device(device),
+    ]
 
     inputs = input_specification(divided, normalize)
     split = split_record(divided.division, divided.conditions)
@@ -392,11 +387,12 @@ def _with_evaluations(
     return schedule
 
 
-def _preset_warnings(section: AlgorithmOptions, algorithm: AnyAlgorithm) -> list[str]:
-    """Return what the algorithm says of its preset, if anything."""
+def _preset_warnings(section: AlgorithmOptions, algorithm: AnyAlgorithm) -> Iterator[str]:
+    """Yield what the algorithm says of its preset, if anything."""
     preset = match_name(section.preset, type(algorithm).presets) or ""
-    warning = type(algorithm).preset_warnings.get(preset)
-    return [warning] if warning else []
+    warnings = type(algorithm).preset_warnings
+    if preset in warnings:
+        yield warnings[preset]
 
 
 def _with_other_models(federation: Federation, others: tuple[str, ...]) -> Federation:

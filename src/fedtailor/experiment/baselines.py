@@ -54,7 +54,7 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
     In a comparison, they are copied from a run with the same data, split and inputs.
 
     Args:
-        parts: the run of one seed.
+        parts: the run of one seed, which has baselines.
         path: its folder.
         observer: is told how many sites are done.
 
@@ -62,15 +62,11 @@ def add_baselines(parts: PreparedRun, path: Path, observer: RunProgress) -> None
         RunError: a file cannot be written.
     """
     names = baseline_names(parts)
-    if not names:
-        return
-
     key = _key(parts, names)
     if _read_pair(path, key) is not None or _copy(path, key):
         return
 
-    dataset = parts.divided.dataset
-    tables = InputTables.of(dataset.x, dataset.y, dataset.groups, parts.federation.x)
+    tables = _tables_of(parts)
     pooled, sites = _train_all(parts, tables, names, observer)
     tests = {client: parts.divided.positions[client].test for client in sites}
     _write(path, names, tables, tests, sites, pooled, key=key)
@@ -87,18 +83,15 @@ def train_pooled(parts: PreparedRun) -> tuple[str, list[float | None]]:
     Returns:
         Its name, and its accuracy on the test examples of every client; None without any.
     """
-    dataset = parts.divided.dataset
-    tables = InputTables.of(dataset.x, dataset.y, dataset.groups, parts.federation.x)
+    tables = _tables_of(parts)
     positions = parts.divided.positions
-    known = positions[: len(positions) - parts.divided.num_new]
-    training = np.concatenate([np.concatenate([part.train, part.val]) for part in known])
     tests = np.concatenate([part.test for part in positions])
     trained = train_at(
         baseline_names(parts),
         tables,
-        training,
+        _in_one_place(parts),
         tests,
-        num_classes=dataset.num_classes,
+        num_classes=parts.divided.dataset.num_classes,
         keep=False,
     )
     assert trained.best is not None, "one of the clients can train"
@@ -140,7 +133,7 @@ def add_baselines_of_one(
     trained = train_at(
         names,
         tables,
-        np.concatenate([positions.train, positions.val]),
+        _training_of(positions),
         positions.test,
         num_classes=num_classes,
         keep=keep,
@@ -212,6 +205,22 @@ class InputTables(NamedTuple):
         return tuple(name for name in names if name not in self.missing)
 
 
+def _tables_of(parts: PreparedRun) -> InputTables:
+    dataset = parts.divided.dataset
+    return InputTables.of(dataset.x, dataset.y, dataset.groups, parts.federation.x)
+
+
+def _training_of(positions: ClientPositions) -> np.ndarray:
+    """Return the rows that baselines of a client are trained on."""
+    return np.concatenate([positions.train, positions.val])
+
+
+def _in_one_place(parts: PreparedRun) -> np.ndarray:
+    """Return the training rows of all clients but new ones."""
+    known = parts.divided.positions[: len(parts.divided.positions) - parts.divided.num_new]
+    return np.concatenate([_training_of(part) for part in known])
+
+
 def _train_all(
     parts: PreparedRun, tables: InputTables, names: tuple[str, ...], observer: RunProgress
 ) -> tuple[dict[str, np.ndarray], dict[int, TrainedBaselines]]:
@@ -223,8 +232,7 @@ def _train_all(
     positions = parts.divided.positions
     clients = [client for client, part in enumerate(positions) if len(part.test)]
     keep = parts.config.serve.fallback == "best"
-    training = [np.concatenate([part.train, part.val]) for part in positions]
-    in_one_place = np.concatenate(training[: len(positions) - parts.divided.num_new])
+    training = [_training_of(part) for part in positions]
     tests = np.concatenate([part.test for part in positions])
 
     num_values = tables.examples.inputs.stored.shape[1] * sum(map(len, training))
@@ -243,7 +251,7 @@ def _train_all(
         by_client[client] = site
 
     # Of all data in one place, the kinds that any site would use.
-    examples = tables.examples.take(in_one_place)
+    examples = tables.examples.take(_in_one_place(parts))
     inputs = tables.examples.inputs.take(tests)
     best = {site.best for site in by_client.values()}
     kinds = [name for name in names if name in best]

@@ -24,23 +24,19 @@ def list_table(kind: str) -> list[dict[str, Any]]:
     Args:
         kind: ``algorithms``, ``datasets``, ``models``, ``partitions``, ``engines`` or ``metrics``.
     """
-    if kind == "metrics":
-        return [
-            {"name": name, "description": metric.description} for name, metric in METRICS.items()
-        ]
-
     tables: dict[str, dict[str, str]] = {
         "algorithms": {name: entry.summary for name, entry in ALGORITHMS.items()},
         "datasets": {name: entry.description for name, entry in DATASETS.items()},
         "models": {name: entry.description for name, entry in MODELS.items()},
         "partitions": {name: entry.description for name, entry in PARTITIONS.items()},
         "engines": dict(ENGINES),
+        "metrics": {name: metric.description for name, metric in METRICS.items()},
     }
 
-    return [
-        {"name": name, "description": description}
-        for name, description in sorted(tables[kind].items())
-    ]
+    # Metrics stand in the order in which results have them.
+    table = tables[kind]
+    names = table if kind == "metrics" else sorted(table)
+    return [{"name": name, "description": table[name]} for name in names]
 
 
 def list_algorithms(model: str, algorithm: str = "") -> list[dict[str, Any]]:

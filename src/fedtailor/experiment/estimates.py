@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from fedtailor.core.bisection import bisect
 from fedtailor.core.metrics import (
     CLIENT_METRICS,
     mean,
@@ -241,16 +242,11 @@ def auroc_interval(
 
 def _lower_bound(auroc: float, positives: float, negatives: float) -> float:
     """Return the smallest value that is at most 1.96 standard errors below a measured one."""
-    low = 0.0
-    high = auroc
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if auroc - middle > NORMAL_975 * _hanley_mcneil_error(middle, positives, negatives):
-            low = middle
-        else:
-            high = middle
 
-    return low
+    def is_too_far(truth: float) -> bool:
+        return auroc - truth > NORMAL_975 * _hanley_mcneil_error(truth, positives, negatives)
+
+    return bisect(is_too_far, 0.0, auroc, steps=_HALVINGS)[0]
 
 
 def _hanley_mcneil_error(auroc: float, positives: float, negatives: float) -> float:
@@ -289,7 +285,8 @@ def mean_interval(
     half_width = float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count)
     low = mean - half_width
     high = mean + half_width
+    if is_share:
+        low = max(0.0, low)
+        high = min(1.0, high)
 
-    return (
-        {"low": max(0.0, low), "high": min(1.0, high)} if is_share else {"low": low, "high": high}
-    )
+    return {"low": low, "high": high}

@@ -14,8 +14,9 @@ from fedtailor.core.devices import placed
 from fedtailor.core.engine import one_thread
 from fedtailor.core.errors import RunError, all_done
 from fedtailor.core.options import wrong_value
-from fedtailor.experiment.assembly import PreparedRun, assemble, make_algorithm
-from fedtailor.experiment.config import Config, first_training
+from fedtailor.experiment.assembly import PreparedRun, assemble
+from fedtailor.experiment.audits import audited_training
+from fedtailor.experiment.config import Config
 from fedtailor.experiment.methods import to_text
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.privacy.added_noise import AddedNoise
@@ -125,15 +126,11 @@ def _prepare(config: Config, canaries: int) -> Config:
         hint = "There is no noise to test."
         allowed = "'client' or 'example' for an audit of noise"
         raise wrong_value("privacy.unit", allowed, config.privacy.unit, hint)
-    if len(config.seeds) > 1:
-        raise wrong_value("seeds", "one seed for an audit", list(config.seeds))
     if canaries < FEWEST_CANARIES:
         hint = "Fewer tell too little."
         raise wrong_value("--canaries", f"{FEWEST_CANARIES} or more", canaries, hint)
 
-    make_algorithm(config)
-    schedule = dataclasses.replace(config.schedule, evaluate_every=0, personalized_every=0)
-    config = dataclasses.replace(first_training(config), schedule=schedule)
+    config = audited_training(config)
     if config.privacy.unit == "client":
         return config
 

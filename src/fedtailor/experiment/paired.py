@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedtailor.core.bisection import bisect
+
 _OF_TRAINING = 1.05
 """How much larger the error of a difference is, because models are trained again."""
 _OF_ONE_RANK = 0.2
@@ -95,21 +97,15 @@ def _lower_limit(better: float, worse: float, number: float, quantile: float) ->
         number: of examples.
         quantile: the number of standard errors.
     """
-    low = -1.0
-    high = better - worse
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
 
+    def is_too_far(truth: float) -> bool:
         # The most likely share of ``worse`` if this is the true difference: Tango's equation 10.
-        linear = (2 - better + worse) * middle - better - worse
-        root = math.sqrt(max(0.0, linear**2 + 8 * worse * middle * (1 - middle)))
-        variance = (root - linear) / 2 + middle * (1 - middle)
-        if better - worse - middle > quantile * math.sqrt(max(0.0, variance) / number):
-            low = middle
-        else:
-            high = middle
+        linear = (2 - better + worse) * truth - better - worse
+        root = math.sqrt(max(0.0, linear**2 + 8 * worse * truth * (1 - truth)))
+        variance = (root - linear) / 2 + truth * (1 - truth)
+        return better - worse - truth > quantile * math.sqrt(max(0.0, variance) / number)
 
-    return high
+    return bisect(is_too_far, -1.0, better - worse, steps=_HALVINGS)[1]
 
 
 def design_effect(

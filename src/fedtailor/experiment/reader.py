@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedtailor.core.atomic import safe_name
-from fedtailor.core.errors import ConfigError, DataError, did_you_mean
+from fedtailor.core.errors import ConfigError, DataError, did_you_mean, joined
 from fedtailor.core.folders import lives
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import (
@@ -282,8 +282,7 @@ class RunRecords:
 
         if names:
             hint = "." if str(client).isdecimal() else did_you_mean(str(client), names) or "."
-            more = ", ..." if len(names) > _MOST_CLIENTS else ""
-            listing = ", ".join(names[:_MOST_CLIENTS]) + more
+            listing = joined(names, _MOST_CLIENTS)
             reason = f"no model of client {client!r:.80}{hint} It holds those of {listing}."
         elif self.is_across_sites:
             reason = "no models: every site keeps its own, as 'model' in its folder."
@@ -493,10 +492,7 @@ def chance_warning(chance: Mapping[str, Any]) -> str:
     if not unclear:
         return ""
 
-    names = ", ".join(unclear[:_MOST_CLIENTS])
-    if len(unclear) > _MOST_CLIENTS:
-        names += f" and {len(unclear) - _MOST_CLIENTS} more"
-
+    names = joined(unclear, _MOST_CLIENTS)
     return (
         f"at {len(unclear)} of the {chance['asked']} clients with enough test examples ({names}) "
         "the balanced accuracy of the personalized model cannot be told from guessing: its 95 % "

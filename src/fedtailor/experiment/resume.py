@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.core.atomic import to_json
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import ConfigError, DataError, joined
 from fedtailor.core.options import show
 from fedtailor.core.reading import read_object
 from fedtailor.data.split import SplitRecord
@@ -137,14 +137,11 @@ def refuse_other_values(
 
     # A few keys are enough to see what is different.
     sentences = [
-        f"{key} is {_show(there, key)} there and {_show(here, key)} here"
-        for key in different[:_MOST_DIFFERENCES]
+        f"{key} is {_show(there, key)} there and {_show(here, key)} here" for key in different
     ]
-    more = ", ..." if len(different) > _MOST_DIFFERENCES else ""
-    differences = f"{', '.join(sentences)}{more}"
     raise ConfigError(
-        f"'{path}' holds {what} with another configuration: {differences}. Choose another folder "
-        "with --out.",
+        f"'{path}' holds {what} with another configuration: "
+        f"{joined(sentences, _MOST_DIFFERENCES)}. Choose another folder with --out.",
         key=different[0],
         allowed=_show(there, different[0]),
         got=_show(here, different[0]),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import random
 import shutil
 from pathlib import Path
 
 from fedtailor.core.atomic import make_folder, write_whole
+from fedtailor.data.own.names import csv_text
 from fedtailor.experiment.folder import refuse_existing
 
 _CONFIGURATION = """\
@@ -145,15 +144,13 @@ def write_project(folder: Path) -> list[Path]:
 
 def _table(generator: random.Random, offset: float) -> str:
     """Return the table of a site: age, pressure and sex of patients, and who is ill."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["age", "pressure", "sex", "diagnosis"])
+    rows: list[list[object]] = [["age", "pressure", "sex", "diagnosis"]]
     for _ in range(_PATIENTS):
         age = round(generator.gauss(58, 10))
         pressure = round(generator.gauss(132, 16))
         logit = offset + (age - 58) / 6 + (pressure - 132) / 12
         is_ill = generator.random() < 1 / (1 + math.exp(-logit))
         diagnosis = "ill" if is_ill else "healthy"
-        writer.writerow([age, pressure, generator.choice("fm"), diagnosis])
+        rows.append([age, pressure, generator.choice("fm"), diagnosis])
 
-    return file.getvalue()
+    return csv_text(rows)

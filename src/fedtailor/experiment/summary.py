@@ -82,7 +82,7 @@ def _training_metrics(report: RoundReport) -> Record:
     """Return the means of the training metrics over clients."""
     means = {}
     for name, values in report.metrics.items():
-        means[name] = _mean(list(values.values()))
+        means[name] = statistics.fmean(values.values())
 
     # A mean over all clients counts more than one over those that show their own numbers.
     for name, summed in report.metric_sums.items():
@@ -250,7 +250,7 @@ def _majority_of(personalized: Mapping[int, Scores], roster: Roster) -> Record:
         if label >= 0 and examples:
             accuracies.append(float(personalized[client].class_total[label]) / examples)
 
-    return {"majority_accuracy": _mean(accuracies)} if accuracies else {}
+    return {"majority_accuracy": statistics.fmean(accuracies)} if accuracies else {}
 
 
 def _chance(personalized: Mapping[int, Scores], roster: Roster) -> Record:
@@ -574,7 +574,7 @@ def _average(values: Sequence[Any]) -> Any:
         return _average_tables(values)
 
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        mean = _mean(values)
+        mean = statistics.fmean(values)
         return round(mean) if all(isinstance(value, int) for value in values) else mean
 
     return None if None in values else values[0]
@@ -597,12 +597,8 @@ def _average_tables(tables: Sequence[Mapping[str, Any]]) -> Record:
     return merged
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _standard_error(values: Sequence[float]) -> float:
     """Return the standard error of a mean over seeds."""
-    center = _mean(values)
+    center = statistics.fmean(values)
     squares = math.fsum((value - center) ** 2 for value in values)
     return math.sqrt(squares / (len(values) - 1) / len(values))

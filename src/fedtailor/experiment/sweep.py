@@ -26,13 +26,13 @@ from fedtailor.core import rng
 from fedtailor.core.atomic import make_folder, safe_name, to_json, write_whole
 from fedtailor.core.errors import (
     ConfigError,
-    DataError,
     FedtailorError,
     RunError,
     one_line,
     unknown_name,
 )
 from fedtailor.core.options import show, wrong_value
+from fedtailor.core.reading import content_of
 from fedtailor.core.task import Training
 from fedtailor.experiment.assembly import assemble, make_algorithm
 from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, to_toml
@@ -62,7 +62,7 @@ from fedtailor.experiment.sweep_options import (
     values_to_try,
     with_values,
 )
-from fedtailor.experiment.tracking import RunProgress
+from fedtailor.experiment.tracking import PassedOn, RunProgress
 from fedtailor.privacy.claims import promises_of
 
 if TYPE_CHECKING:
@@ -510,7 +510,7 @@ def halving_rounds(trials: int, rounds: int, factor: int) -> list[int]:
 def _read_step(job: RunJob, result: Any) -> Record:
     """Return what the result of a run says of its trial; no score on test examples is among it."""
     num_seeds = len(job.config.seeds)
-    try:
+    with content_of(job.folder / "result.json"):
         accuracy = result["metrics"].get("validation", {}).get("accuracy", {})
         step = {
             "rounds": result["rounds"],
@@ -523,10 +523,8 @@ def _read_step(job: RunJob, result: Any) -> Record:
         }
         if "privacy" in result:
             step["privacy"] = result["privacy"]
-        return step
-    except (KeyError, TypeError, AttributeError) as error:
-        message = f"the result in '{job.folder}' is damaged. Remove this folder to run it again."
-        raise DataError(message, path=job.folder) from error
+
+    return step
 
 
 def validation_accuracy(metrics: Mapping[str, Any]) -> float | None:
@@ -675,29 +673,20 @@ def _test_scores(folder: Path) -> Record:
     }
 
 
-class _TrialProgress(RunProgress):
+class _TrialProgress(PassedOn):
     """Passes on the progress of trials, without scores on test examples."""
 
     def __init__(self, progress: RunProgress) -> None:
+        super().__init__(progress)
         self.passes_notes = True
-        self._progress = progress
-
-    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
-        self._progress.begin(title, num_rounds, done)
-
-    def prepare(self, what: str, done: int, total: int) -> None:
-        self._progress.prepare(what, done, total)
-
-    def end(self) -> None:
-        self._progress.end()
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Report the end of a round, with what decides only."""
         evaluations = record["evaluations"]
         validation = [scores for scores in evaluations if scores["test_set"] == "validation"]
-        self._progress.round({**record, "evaluations": validation})
+        super().round({**record, "evaluations": validation})
 
     def note(self, text: str) -> None:
         """Report something that a user should know."""
         if self.passes_notes:
-            self._progress.note(text)
+            super().note(text)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tomli_w
 
@@ -185,12 +185,10 @@ def _read_range(key: str, text: str) -> BaseDistribution:
         raise _refuse(key, "loguniform(A, B) with A > 0", text)
 
     distributions: Any = import_optuna().distributions
-    distribution: BaseDistribution = distributions.FloatDistribution(
-        low, high, log=kind == "loguniform"
-    )
     if kind == "integers":
-        distribution = distributions.IntDistribution(low, high)
-    return distribution
+        return cast("BaseDistribution", distributions.IntDistribution(low, high))
+    is_log = kind == "loguniform"
+    return cast("BaseDistribution", distributions.FloatDistribution(low, high, log=is_log))
 
 
 def _refuse(key: str, allowed: str, got: Any) -> FedtailorError:

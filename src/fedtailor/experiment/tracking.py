@@ -56,6 +56,34 @@ class RunProgress:
         """Report the end of a run, finished or not, or that its data cannot be prepared."""
 
 
+class PassedOn(RunProgress):
+    """Passes on all that it is told; others override what they add or leave out."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        """Pass it on to ``progress``."""
+        self._progress = progress
+
+    def begin(self, title: str, num_rounds: int, done: int = 0) -> None:
+        """Pass on that a run starts."""
+        self._progress.begin(title, num_rounds, done)
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """Pass on the end of a round."""
+        self._progress.round(record)
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Pass on how far the data is prepared."""
+        self._progress.prepare(what, done, total)
+
+    def note(self, text: str) -> None:
+        """Pass on what a user should know."""
+        self._progress.note(text)
+
+    def end(self) -> None:
+        """Pass on that a run has ended."""
+        self._progress.end()
+
+
 class TrackedRun(NamedTuple):
     """The run of one seed, as trackers see it."""
 
@@ -151,7 +179,7 @@ def make_tracker(name: str, run: TrackedRun) -> Tracker:
     return make(run)
 
 
-class TrackedProgress(RunProgress):
+class TrackedProgress(PassedOn):
     """Tells trackers about the run of one seed, and whoever shows its progress.
 
     As a context manager it closes the logs, if the run ends early too.
@@ -168,7 +196,7 @@ class TrackedProgress(RunProgress):
             path: the run folder, which all seeds share.
             config: of the run.
         """
-        self._progress = progress
+        super().__init__(progress)
         self._names = tuple(names)
         self._path = path
         self._config = config
@@ -184,26 +212,14 @@ class TrackedProgress(RunProgress):
         """Start the logs, and give them the rounds that were done before."""
         for name in self._names:
             self._attempt(name, partial(self._start, name, title, done))
-        self._progress.begin(title, num_rounds, done)
+        super().begin(title, num_rounds, done)
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Log a round; ``record`` is its line in ``rounds.jsonl``."""
-        self._progress.round(record)
+        super().round(record)
         if self._trackers:
             values = values_of(record)
             self._tell(lambda tracker: tracker.on_round(record["round"], values))
-
-    def prepare(self, what: str, done: int, total: int) -> None:
-        """Pass on how far the data is prepared."""
-        self._progress.prepare(what, done, total)
-
-    def note(self, text: str) -> None:
-        """Pass on what a user should know."""
-        self._progress.note(text)
-
-    def end(self) -> None:
-        """Pass on that the run has ended."""
-        self._progress.end()
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Log the final scores of a run, and close the logs."""

@@ -18,7 +18,7 @@ import torch
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.engine import holds_examples
-from fedtailor.core.errors import ConfigError, did_you_mean, match_name
+from fedtailor.core.errors import find_name
 from fedtailor.core.message import BYTES_PER_SCALAR, download_bytes
 from fedtailor.core.metrics import CLASS_SHARES, CLIENT_METRICS
 from fedtailor.core.reading import content_of
@@ -236,11 +236,8 @@ def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) ->
     Raises:
         ConfigError: there is no such algorithm, or an option is wrong.
     """
-    if ":" not in name and match_name(name, ALGORITHMS) is None:
-        hint = did_you_mean(name, ALGORITHMS) or "."
-        names = ", ".join(sorted(ALGORITHMS))
-        message = f"'{name}' is neither the folder of a run nor an algorithm{hint} Known: {names}."
-        raise ConfigError(message, key="subject", allowed=sorted(ALGORITHMS), got=name)
+    if ":" not in name:
+        name = find_name("algorithm or folder of a run", name, ALGORITHMS, key="subject")
 
     # Named data comes with its own options, so those of the demo would not fit.
     has_data = any(key in ("data.dataset", "data.path") for key, _ in changes)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fedtailor.core.errors import printable
+from fedtailor.core.errors import joined, printable
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.core.schedule import Measure
 from fedtailor.experiment.predictions import (
@@ -23,6 +23,7 @@ from fedtailor.experiment.site_rows import (
     OWN,
     PERSONALIZED,
     POOLED,
+    ModelScores,
     OwnModel,
     Paired,
     SeedPredictions,
@@ -186,17 +187,16 @@ def one_class_caution(record: Mapping[str, Any]) -> str:
         return ""
 
     names = []
-    for site in sites[:_MOST_NAMES]:
+    for site in sites:
         shares = [site["scores"][model]["balanced_accuracy"] for model in (OWN, PERSONALIZED)]
         balanced = " and ".join(f"{100 * share:.1f}" for share in shares)
         majority = f"{100 * site['majority']:.1f} % of one class"
         names.append(f"{printable(site['site'])} ({majority}: {balanced} %)")
 
-    more = f" and {len(sites) - _MOST_NAMES} more" if len(sites) > _MOST_NAMES else ""
     return (
         "Accuracy misleads where nearly all examples have one class, because a model that never "
         "finds the others looks good. In brackets, the balanced accuracy of the best own and of "
-        f"the personalized model: {', '.join(names)}{more}. Two models that differ only in the "
+        f"the personalized model: {joined(names, _MOST_NAMES)}. Two models that differ only in the "
         "threshold between the classes differ in both measures, but not in AUROC: "
         'evaluation.verdict = "auroc" compares them without one.'
     )
@@ -213,14 +213,7 @@ def as_record(rows: Sequence[SiteRow], measure: Measure) -> Record:
 
 
 def _row_record(row: SiteRow) -> Record:
-    scores: Record = {}
-    for model, of_model in row.scores.items():
-        scores[model] = {name: _rounded(value) for name, value in of_model._asdict().items()}
-
-    others: Record = {}
-    for measure, difference in row.other_differences.items():
-        others[measure] = _paired_record(difference)
-
+    others = row.other_differences
     return {
         "site": row.site,
         "client": row.client,
@@ -228,19 +221,20 @@ def _row_record(row: SiteRow) -> Record:
         "groups": row.groups,
         "majority": _rounded(row.majority),
         "own": dict(row.own),
-        "scores": scores,
-        "difference": _paired_record(row.difference),
-        "other_differences": others,
+        "scores": {model: _figures(scores) for model, scores in row.scores.items()},
+        "difference": _figures(row.difference),
+        "other_differences": {measure: _figures(paired) for measure, paired in others.items()},
         "p_value": row.p_value,
         "corrected_p_value": row.corrected_p_value,
         "verdict": row.verdict,
     }
 
 
-def _paired_record(paired: Paired | None) -> Record | None:
-    if paired is None:
+def _figures(figures: ModelScores | Paired | None) -> Record | None:
+    """Return figures by name, rounded; None where there are none."""
+    if figures is None:
         return None
-    return {name: _rounded(value) for name, value in paired._asdict().items()}
+    return {name: _rounded(value) for name, value in figures._asdict().items()}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtailor.core.errors import ConfigError, FedtailorError, did_you_mean, find_name
+from fedtailor.core.errors import ConfigError, calling, did_you_mean, find_name
 
 if TYPE_CHECKING:
     from fedtailor.core.task import Model
@@ -134,15 +134,10 @@ def _call(
 ) -> Any:
     """Call ``function(input_shape, num_classes, **options)``; its exceptions become sentences."""
     _check_options(function, target, options)
-    try:
+    written = [f"{name}={value!r}" for name, value in options.items()]
+    call = f"{target}({', '.join([str(input_shape), str(num_classes), *written])})"
+    with calling(call, key="model.name", got=target):
         return function(input_shape, num_classes, **options)
-    except FedtailorError:
-        raise
-    except (Exception, SystemExit) as error:
-        written = [f"{name}={value!r}" for name, value in options.items()]
-        call = f"{target}({', '.join([str(input_shape), str(num_classes), *written])})"
-        message = f"the call {call} raised {type(error).__name__}: {error}".rstrip(".")
-        raise ConfigError(f"{message}.", key="model.name", got=target) from error
 
 
 def _check_options(function: Callable[..., Any], target: str, options: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import bdtr, bdtrc
 
+from fedtailor.core.bisection import bisect
+
 _LEAST_VARIANCE = 1e-6
 """Of signals: two trainings that differ by less say the same."""
 _ONE_SIDED = 1.645
@@ -18,6 +20,8 @@ _ONE_SIDED = 1.645
 _SIGNIFICANCE = 0.05
 _MOST_EPSILON = 50.0
 """That guesses are compared with."""
+_HALVINGS = 26
+"""Of the numbers up to it, until they differ by less than a millionth."""
 
 
 class Detection(NamedTuple):
@@ -254,18 +258,13 @@ def most_by_guessing(canaries: int, delta: float) -> float:
 
 def _proven(canaries: int, guesses: int, right: int, delta: float) -> float:
     """Return the largest epsilon with which so many right guesses are too unlikely."""
-    low = 0.0
-    high = _MOST_EPSILON
-    if chance_of_guesses(canaries, guesses, right, 0.0, delta) >= _SIGNIFICANCE:
-        return low
 
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        if chance_of_guesses(canaries, guesses, right, middle, delta) < _SIGNIFICANCE:
-            low = middle
-        else:
-            high = middle
-    return low
+    def is_too_unlikely(epsilon: float) -> bool:
+        return chance_of_guesses(canaries, guesses, right, epsilon, delta) < _SIGNIFICANCE
+
+    if not is_too_unlikely(0.0):
+        return 0.0
+    return bisect(is_too_unlikely, 0.0, _MOST_EPSILON, steps=_HALVINGS)[0]
 
 
 def chance_of_guesses(

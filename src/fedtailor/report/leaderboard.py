@@ -7,11 +7,10 @@ repetitions; where the clients are the same in each, over the mean differences o
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,9 @@ from fedtailor.experiment.leaderboard import (
     make_cells,
 )
 from fedtailor.experiment.site_rows import Verdict
+from fedtailor.experiment.worth_it import count_verdicts
 from fedtailor.report.comparison import SIGNIFICANT, Estimate
-from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure
+from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, with_error
 from fedtailor.report.statistics import (
     DECIMALS,
     Interval,
@@ -55,7 +55,6 @@ _AGREEING = 2
 """Repetitions that two rows must share to be told apart."""
 _SHARE_OF_METHODS = 0.75
 """That a federation needs to count in the ranks, because these are of methods that are on all."""
-VERDICTS = get_args(Verdict)
 Accuracies = Sequence[float | None]
 
 
@@ -75,7 +74,7 @@ class Standing:
     """Share of clients whose model is less accurate than that of ``local``; None: not known."""
     below_alone: float | None
     """Share of clients whose model is less accurate than the best simple one of their own."""
-    verdicts: Mapping[str, int]
+    verdicts: Mapping[Verdict, int]
     """How many clients of all repetitions have which verdict; empty for what is no method."""
     megabytes: float | None
     """What a client sends and receives in a run."""
@@ -132,7 +131,9 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
                 repetitions=len(row.by_repetition),
                 accuracy=_estimate(row),
                 interval=_interval(row),
-                worst_tenth=mean(worst_tenth(_known(each)) for each in row.by_repetition.values()),
+                worst_tenth=mean(
+                    worst_tenth(known_of(each)) for each in row.by_repetition.values()
+                ),
                 harmed=None if name == LOCAL else _share_below(row, by_local),
                 below_alone=None if name == ALONE else _share_below(row, by_alone),
                 verdicts=count_clients(row.records),
@@ -182,12 +183,13 @@ def _kind(name: str, records: Sequence[Record]) -> str:
     return GLOBAL if records[0]["evaluation"] == "global" else PERSONAL
 
 
-def _known(accuracies: Accuracies) -> list[float]:
+def known_of(accuracies: Accuracies) -> list[float]:
+    """Return the accuracies of the clients that have one."""
     return [accuracy for accuracy in accuracies if accuracy is not None]
 
 
 def _estimate(row: _Row) -> Estimate:
-    by_repetition = {number: mean(_known(each)) for number, each in row.by_repetition.items()}
+    by_repetition = {number: mean(known_of(each)) for number, each in row.by_repetition.items()}
     estimate = Estimate.of(by_repetition)
     assert estimate is not None, "a row has a record"
     return estimate
@@ -197,7 +199,7 @@ def _interval(row: _Row) -> Interval | None:
     """Return the bootstrap interval over clients, its ends averaged over repetitions."""
     intervals = []
     for accuracies in row.by_repetition.values():
-        interval = bootstrap_interval(_known(accuracies), resamples=_RESAMPLES)
+        interval = bootstrap_interval(known_of(accuracies), resamples=_RESAMPLES)
         if interval is None:
             return None
         intervals.append(interval)
@@ -206,7 +208,7 @@ def _interval(row: _Row) -> Interval | None:
 
 
 def _mean_or_none(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
+    numbers = known_of(values)
     return mean(numbers) if numbers else None
 
 
@@ -222,11 +224,10 @@ def run_seconds(record: Record) -> float | None:
     return share * record["processor_seconds"]  # type: ignore[no-any-return]
 
 
-def count_clients(records: Sequence[Record]) -> dict[str, int]:
+def count_clients(records: Sequence[Record]) -> dict[Verdict, int]:
     """Return how many clients of records have which verdict; those without one are left out."""
-    counts = Counter(verdict for record in records for verdict in record["verdicts"])
-    del counts[None]
-    return {verdict: counts[verdict] for verdict in VERDICTS} if counts else {}
+    verdicts = [one for record in records for one in record["verdicts"] if one is not None]
+    return count_verdicts(verdicts) if verdicts else {}
 
 
 def clients_below(record: Record, accuracies: Accuracies) -> list[str]:
@@ -383,8 +384,6 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
     ]
     cells: list[list[Cell]] = []
     for row in rows:
-        error = row.accuracy.standard_error
-        spread = "" if error is None else f" ± {100 * error:.1f}"
         interval = NOTHING
         if row.interval is not None:
             interval = f"{100 * row.interval.low:.1f} to {100 * row.interval.high:.1f}"
@@ -393,7 +392,7 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
         cells.append(
             [
                 _title(row),
-                f"{100 * row.accuracy.mean:.1f}{spread}",
+                with_error(row.accuracy.mean, row.accuracy.standard_error, in_percent=True),
                 interval,
                 round_figure(row.worst_tenth, in_percent=True),
                 percent(row.harmed),

@@ -48,7 +48,7 @@ from fedtailor.report.leaderboard_advice import advice_of
 from fedtailor.report.leaderboard_records import anchor_of, records_page_of
 from fedtailor.report.parts import Figure, Panel, ReportTable
 
-_SHAPES = ("circle", "square", "diamond", "triangle")
+_SHAPES = ("circle", "square", "diamond")
 _FEWEST_MARKS = 3
 """Of a panel of the figure, and of what is said in short."""
 _NAME_WIDTH = 0.3
@@ -109,7 +109,9 @@ def _scatter(rows: Sequence[Standing], drawn: Sequence[Standing], field: str, ti
             }
         )
 
+    # Those without a federation have no cost, and are lines.
     kinds = list(KINDS[:-1])
+    legend = alt.Legend(title=None, columns=3)
     colors = [f"var(--s{number})" for number in range(len(kinds))]
     base = alt.Chart(inline(points), height=230).encode(
         x=alt.X(
@@ -121,15 +123,9 @@ def _scatter(rows: Sequence[Standing], drawn: Sequence[Standing], field: str, ti
         y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=14)),
     )
     marks = base.mark_point(filled=True, size=70, opacity=0.85).encode(
-        color=alt.Color(
-            "kind:N",
-            scale=alt.Scale(domain=kinds, range=colors),
-            legend=alt.Legend(title=None, columns=3),
-        ),
+        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=colors), legend=legend),
         shape=alt.Shape(
-            "kind:N",
-            scale=alt.Scale(domain=kinds, range=list(_SHAPES[:-1])),
-            legend=alt.Legend(title=None, columns=3),
+            "kind:N", scale=alt.Scale(domain=kinds, range=list(_SHAPES)), legend=legend
         ),
         tooltip=[
             tooltip("name", "method"),

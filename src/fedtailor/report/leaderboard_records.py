@@ -15,6 +15,7 @@ from fedtailor.report.leaderboard import (
     clients_below,
     count_clients,
     federations_of,
+    known_of,
     run_seconds,
 )
 from fedtailor.report.parts import NOTHING
@@ -116,8 +117,7 @@ def _options(values: Mapping[str, Any]) -> str:
 
 
 def _mean_percent(accuracies: Accuracies) -> str:
-    known = [accuracy for accuracy in accuracies if accuracy is not None]
-    return f"{100 * mean(known):.2f}"
+    return f"{100 * mean(known_of(accuracies)):.2f}"
 
 
 def _baseline_in_words(name: str, there: Sequence[Record]) -> str:

@@ -11,22 +11,8 @@ from typing import Any
 from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
 from fedtailor.core.reading import damaged
-from fedtailor.experiment.config import flatten
+from fedtailor.experiment.config import flatten, keys_without_result
 from fedtailor.experiment.reader import COMPARISON_FILE, RunRecords, holds_run, list_runs, read_run
-
-_LEFT_OUT_OF_LABELS = frozenset(
-    {
-        "seed",
-        "seeds",
-        "data.dir",
-        "engine.name",
-        "engine.device",
-        "engine.workers",
-        "engine.ray_address",
-        "checkpoint.every",
-    }
-)
-"""Keys that never tell two methods apart."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +94,7 @@ def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     names = [str(config["algorithm"]["name"]) for config in configs]
     settings = [flatten(config) for config in configs]
+    left_out = keys_without_result() | {"engine.name", "engine.device"}
     labels: list[str] = []
     for name, values in zip(names, settings, strict=True):
         others = [
@@ -117,7 +104,7 @@ def label_methods(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         words = []
         for key, value in values.items():
             differs = any(other.get(key) != value for other in others)
-            if differs and key not in _LEFT_OUT_OF_LABELS:
+            if differs and key not in left_out:
                 words.append(f"{key.removeprefix('algorithm.')}={show(value)}")
 
         label = one_line(f"{name} ({', '.join(words)})" if words else name)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedtailor.data.own.names import inert, safe_name
+from fedtailor.data.own.names import csv_text, inert, safe_name
 
 if TYPE_CHECKING:
     import altair as alt
@@ -38,15 +36,11 @@ class ReportTable:
 
     def to_csv(self) -> str:
         """Return the table as CSV that is safe to open in a spreadsheet."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(map(inert, self.columns))
+        rows = [[inert(name) for name in self.columns]]
         for row in self.rows:
-            writer.writerow(
-                inert(cell) if isinstance(cell, str) else show_cell(cell) for cell in row
-            )
+            rows.append([inert(cell) if isinstance(cell, str) else show_cell(cell) for cell in row])
 
-        return text.getvalue()
+        return csv_text(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +120,16 @@ def round_figure(value: float, in_percent: bool, *, signed: bool = False) -> str
     digits = 1 if in_percent else 3
     rounded = round(100 * value if in_percent else value, digits) + 0.0  # -0.0 becomes 0.0
     return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"
+
+
+def with_error(value: float, error: float | None, in_percent: bool, *, signed: bool = False) -> str:
+    """Return a figure with its standard error, if it has one.
+
+    >>> with_error(0.5, 0.01, in_percent=True)
+    '50.0 ± 1.0'
+    """
+    text = round_figure(value, in_percent, signed=signed)
+    return text if error is None else f"{text} ± {round_figure(error, in_percent)}"
 
 
 def show_p_value(value: float) -> str:

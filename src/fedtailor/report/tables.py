@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 from fedtailor.core.atomic import to_json as as_json
 from fedtailor.core.errors import printable
 from fedtailor.core.metrics import CLIENT_METRICS
-from fedtailor.data.own.names import inert
+from fedtailor.data.own.names import csv_text, inert
 from fedtailor.report.comparison import (
     FIGURES,
     SIGNIFICANT,
@@ -22,7 +20,14 @@ from fedtailor.report.comparison import (
     PairedTest,
     Summary,
 )
-from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, show_p_value
+from fedtailor.report.parts import (
+    NOTHING,
+    Cell,
+    ReportTable,
+    round_figure,
+    show_p_value,
+    with_error,
+)
 from fedtailor.report.worth_it import worth_it_tables
 
 _TEST_COLUMNS = (
@@ -97,11 +102,9 @@ def to_csv(comparison: Comparison) -> str:
     there are several seeds, a row ``standard error``. Tests have rows of single seeds only. Numbers
     are not rounded and not in percent.
     """
-    text = io.StringIO()
     columns = ["group", "method", "reference", "metric", "point", "seed", "clients"]
     columns += [*FIGURES, *_TEST_COLUMNS]
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
+    rows: list[list[Any]] = [columns]
     for group in comparison.groups:
         differences = {difference.label: difference for difference in group.differences}
         for summary in group.methods:
@@ -113,9 +116,10 @@ def to_csv(comparison: Comparison) -> str:
                 "point": comparison.point,
             }
             for row in _csv_rows(summary, differences.get(summary.label)):
-                writer.writerow({**start, **row})
+                cells = start | row
+                rows.append([cells.get(name) for name in columns])
 
-    return text.getvalue()
+    return csv_text(rows)
 
 
 def to_json(comparison: Comparison) -> str:
@@ -259,11 +263,8 @@ def _estimate(comparison: Comparison, name: str, estimate: Estimate | None) -> s
 
     metric = name if name in CLIENT_METRICS else comparison.metric
     in_percent = name.startswith("harmed") or CLIENT_METRICS[metric].in_percent
-    value = round_figure(estimate.mean, in_percent, signed=name.startswith("gain"))
-    if estimate.standard_error is None:
-        return value
-
-    return f"{value} ± {round_figure(estimate.standard_error, in_percent)}"
+    signed = name.startswith("gain")
+    return with_error(estimate.mean, estimate.standard_error, in_percent, signed=signed)
 
 
 def _markdown(text: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 from fedtailor.core.errors import printable
 from fedtailor.core.metrics import METRICS
-from fedtailor.data.own.names import inert
+from fedtailor.data.own.names import csv_text, inert
 from fedtailor.experiment.reader import read_result
 from fedtailor.experiment.site_rows import (
     GLOBAL,
@@ -185,12 +183,9 @@ def sites_csv(records: Mapping[str, Record]) -> str:
             cells = dict(_csv_cells(site))
             rows.append(start | cells | {"measure": record["measure"]})
 
-    text = io.StringIO()
     columns = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    lines = [[row.get(name) for name in columns] for row in rows]
+    return csv_text([columns, *lines])
 
 
 def _csv_cells(site: Record) -> Iterator[tuple[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +13,7 @@ from torch import Tensor
 from fedtailor.core.errors import DataError, unknown_name
 from fedtailor.core.metrics import CLIENT_METRICS, per_client
 from fedtailor.core.scores import Scores, confusion, score
-from fedtailor.data.own.names import inert, listed, show
+from fedtailor.data.own.names import csv_text, inert, listed, show
 from fedtailor.experiment.estimates import (
     NORMAL_975,
     Interval,
@@ -281,22 +279,20 @@ def _comparison(metrics: Mapping[str, Any], before: _AtTraining) -> dict[str, di
 
 def to_csv(record: dict[str, Any]) -> str:
     """Return the metrics of :func:`evaluate` as CSV, a line for each metric and class."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    rows: list[Sequence[object]] = [_COLUMNS]
     for name, metric in record["metrics"].items():
         bounds = metric["interval"] or {"low": None, "high": None}
         cells = (metric["value"], bounds["low"], bounds["high"])
         at_training = _cell(metric["at_training"])
-        writer.writerow([name, "", *map(_cell, cells), record["examples"], at_training])
+        rows.append([name, "", *map(_cell, cells), record["examples"], at_training])
 
     for entry in record["by_class"].values():
         for name, examples in _class_metrics(entry).items():
             bounds = entry[f"{name}_interval"] or {"low": None, "high": None}
             cells = (entry[name], bounds["low"], bounds["high"])
-            writer.writerow([name, inert(entry["class"]), *map(_cell, cells), examples, ""])
+            rows.append([name, inert(entry["class"]), *map(_cell, cells), examples, ""])
 
-    return text.getvalue()
+    return csv_text(rows)
 
 
 def _class_metrics(entry: dict[str, Any]) -> dict[str, int]:

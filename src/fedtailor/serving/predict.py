@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from fedtailor.core.engine import one_thread
-from fedtailor.data.own.names import inert
+from fedtailor.data.own.names import csv_text, inert
 from fedtailor.serving.model import PersonalModel, batches
 from fedtailor.serving.sources import NamedExamples
 
@@ -71,24 +69,22 @@ def to_csv(model: PersonalModel, rows: Sequence[Prediction], keep: Sequence[str]
         rows: its predictions.
         keep: names of the columns that were kept; they come first.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     words = "probability of" if model.is_calibrated else "uncalibrated probability of"
     header = [inert(name) for name in keep]
     header += ["input", "class", *(f"{words} {name}" for name in model.classes_)]
     if model.scores_strangers:
         header += ["ood_score", "unusual"]
 
-    writer.writerow(header)
+    lines = [header]
     for row in rows:
         cells = [inert(cell) for cell in (*row.kept, row.input, row.label)]
         cells += [f"{share:.6g}" for share in row.probabilities]
         if model.scores_strangers:
             cells += [f"{row.ood_score:.6g}", _UNUSUAL[row.unusual]]
 
-        writer.writerow(cells)
+        lines.append(cells)
 
-    return text.getvalue()
+    return csv_text(lines)
 
 
 def to_record(

@@ -10,11 +10,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedtailor.core.errors import joined
 from fedtailor.data.columns import MAX_CATEGORIES, Columns, RawColumn
 from fedtailor.data.own.cells import Table, first_at
 from fedtailor.data.own.findings import Finding, Findings
 from fedtailor.data.own.kinds import DATES, SERIES
-from fedtailor.data.own.names import counted, joined, listed, show
+from fedtailor.data.own.names import counted, listed, show
 from fedtailor.data.own.patterns import (
     DATE,
     DECIMAL_COMMA,

@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from fedtailor.core.errors import joined
 from fedtailor.data.files import READING, Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import warn_if_dark
 from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
 from fedtailor.data.own.findings import FindingPlace, Findings, Unusable
-from fedtailor.data.own.names import counted, joined, show
+from fedtailor.data.own.names import counted, show
 from fedtailor.data.pictures import square
 
 SUFFIXES = frozenset(".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pgm .ppm .pbm".split())

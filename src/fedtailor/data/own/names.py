@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable
+
+from fedtailor.core.errors import MOST_LISTED, joined
 
 _HIDDEN_MEANING = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -16,9 +20,6 @@ UTF-8."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """Spreadsheets treat text with such a beginning as a formula; in some languages, the wide forms of
 the signs too."""
-
-MAX_LISTED = 5
-"""Most names listed in a sentence; more are counted."""
 
 _LONGEST_VALUE = 80
 """Most characters of a value in a message."""
@@ -49,26 +50,30 @@ def inert(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) and not is_number else text
 
 
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    r"""Return rows of cells as the text of a CSV file; None is an empty cell.
+
+    >>> csv_text([("site", "examples"), ("a, b", 3)])
+    'site,examples\n"a, b",3\n'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 def show(value: object) -> str:
     """Quote a value for a message: cut, with control characters escaped."""
     text = repr(str(value))
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
-def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
+def listed(names: Iterable[str], most: int = MOST_LISTED) -> str:
     """Return the first names in quotes, and the number of the others.
 
     >>> listed(["a", "b", "c"], most=2)
     "'a', 'b' and 1 more"
     """
     return joined([show(name) for name in names], most)
-
-
-def joined(parts: Iterable[str], most: int = MAX_LISTED) -> str:
-    """Return the first parts with commas between them, and the number of the others."""
-    parts = list(parts)
-    text = ", ".join(parts[:most])
-    return f"{text} and {len(parts) - most} more" if len(parts) > most else text
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from fedtailor.core.errors import joined
 from fedtailor.data.own.findings import Finding, Findings, Site
-from fedtailor.data.own.names import counted, joined, listed, show
+from fedtailor.data.own.names import counted, listed, show
 from fedtailor.data.own.patterns import missing_value_text
 
 FEW = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.core.errors import DataError, FedtailorError
+from fedtailor.core.errors import DataError, calling
 from fedtailor.core.targets import find_target
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
@@ -42,7 +42,10 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
         ConfigError: the module cannot be imported, or has no such function.
         DataError: the function raised an exception, which is chained, or ended the program.
     """
-    returned = _call(name)
+    function = find_target(name, what="data", key="data.path")
+    with calling(f"{name}()", key="data.path", got=name, allowed=_RETURNS, kind=DataError):
+        returned = function()
+
     if isinstance(returned, Dataset):
         _check_dataset(returned, name, findings)
         if returned.groups is None:
@@ -59,16 +62,6 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
         parts += _read_parts(FindingPlace(findings, site, name), value)
 
     return combine_arrays(name, list(sites), parts, (), options, findings, sources={})
-
-
-def _call(name: str) -> Any:
-    try:
-        return find_target(name, what="data", key="data.path")()
-    except FedtailorError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's function and its module may raise anything
-        message = f"the call {name}() raised {type(error).__name__}: {error}".rstrip(".")
-        raise DataError(f"{message}.", key="data.path", allowed=_RETURNS, got=name) from error
 
 
 def _check_dataset(dataset: Dataset, name: str, findings: Findings) -> None:

@@ -32,7 +32,9 @@ class ReferenceLine:
     """What the accuracies of methods are compared with."""
 
     name: str
-    """As in a sentence: against NAME."""
+    """In the name of the figure."""
+    words: str
+    """As in a sentence: against WORDS."""
     accuracy: Mapping[Unit, float]
     label: str
     """The method that it is; empty for a model of every method's own."""
@@ -84,13 +86,9 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
                 values[method.label] = _in_percent(gaps)
                 subtitles[method.label] = _count_gains(gaps)
 
-        name = "global"
-        if reference.label:
-            name = "fedavg" if "FedAvg" in reference.name else "local"
-
         caption = (
             "Every bar is a client, sorted: the accuracy of its model less that of "
-            f"{reference.name}, in points. Bars below the line are clients that are harmed."
+            f"{reference.words}, in points. Bars below the line are clients that are harmed."
         )
 
         # One scale for all panels, with 0 in it; where nobody gains or loses it is left to Vega.
@@ -98,8 +96,8 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
         figures += bars_by_client(
             records,
             values,
-            name=f"gain-against-{name}",
-            title=f"Who gains and who is harmed, against {reference.name}",
+            name=f"gain-against-{reference.name}",
+            title=f"Who gains and who is harmed, against {reference.words}",
             caption=caption + _over_seeds(records),
             quantity="points",
             subtitles=subtitles,
@@ -258,17 +256,19 @@ def _references(records: Sequence[MethodRecords]) -> list[ReferenceLine]:
     references = []
     if "local" in by_name:
         method = by_name["local"]
-        references.append(ReferenceLine("local training", method.accuracy(), method.label))
+        line = ReferenceLine("local", "local training", method.accuracy(), method.label)
+        references.append(line)
 
     # Fine-tuned FedAvg has the same global model, and is a method of its own beside it.
     for name in ("fedavg", "fedavg_ft"):
         accuracy = by_name[name].accuracy("global") if name in by_name else {}
         if accuracy:
             label = by_name[name].label if name == "fedavg" else f"{by_name[name].label}: global"
-            references.append(ReferenceLine("the global model of FedAvg", accuracy, label))
+            words = "the global model of FedAvg"
+            references.append(ReferenceLine("fedavg", words, accuracy, label))
             break
 
-    return references or [ReferenceLine("the global model of the same run", {}, "")]
+    return references or [ReferenceLine("global", "the global model of the same run", {}, "")]
 
 
 def _in_percent(accuracy: Mapping[Unit, float]) -> dict[Unit, float]:

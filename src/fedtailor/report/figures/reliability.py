@@ -25,11 +25,12 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
         if not bins.any():
             continue
 
+        error = mean(scores.metrics["ece"] for _, scores in method.scores())
         panels.append(
             Panel(
                 chart=_diagram(bins),
                 title=f"{method.label}: {POINTS[method.point]}",
-                subtitle=f"ECE {100 * _mean_error(method):.1f} %, the mean over clients",
+                subtitle=f"ECE {100 * error:.1f} %, the mean over clients",
             )
         )
         for number, (examples, confidence, right) in _filled(bins):
@@ -55,26 +56,6 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
     )
 
     return [figure]
-
-
-def calibration_error(bins: np.ndarray) -> float:
-    """Return the expected calibration error, as a share.
-
-    Args:
-        bins: (bins, 3): examples, the sum of their confidence, and how many were right.
-    """
-    return float(np.abs(bins[:, 1] - bins[:, 2]).sum() / bins[:, 0].sum())
-
-
-def _mean_error(method: MethodRecords) -> float:
-    """Return the mean of the clients' calibration errors, as everywhere else in the report."""
-    errors = []
-    for _, scores in method.scores():
-        bins = np.array([sums for _, *sums in scores.bins])
-        if len(bins):
-            errors.append(calibration_error(bins))
-
-    return mean(errors)
 
 
 def _bins(method: MethodRecords) -> np.ndarray:

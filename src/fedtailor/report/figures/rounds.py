@@ -198,29 +198,31 @@ def _figure(
     }
     columns = ["method", "round"]
     for quantity in quantities:
+        columns += [f"{quantity.title}, {quantity.unit}", "smallest", "largest"]
         by_round = {
-            label: {point.round: point for point in quantity.curves[label]} for label in names
+            (label, point.round): point for label in names for point in quantity.curves[label]
         }
-        drawn = {
-            label: [by_round[label][round] for round in rounds[label] if round in by_round[label]]
-            for label in names
-        }
+        drawn: dict[str, list[CurvePoint]] = {label: [] for label in names}
+        for (label, round), row in rows.items():
+            point = by_round.get((label, round))
+            if point is None:
+                row += [None] * 3
+            else:
+                row += [point.mean, point.low, point.high]
+                drawn[label].append(point)
+
         # A quantity that no method has gets no panel, but keeps its empty columns.
         if any(drawn.values()):
             chart = curves(drawn, names, quantity.unit, include=quantity.include)
             panels.append(Panel(chart=chart, title=quantity.title))
 
-        columns += [f"{quantity.title}, {quantity.unit}", "smallest", "largest"]
-        for (label, round), row in rows.items():
-            point = by_round[label].get(round)
-            row += [None] * 3 if point is None else [point.mean, point.low, point.high]
-
-    if any(point.low < point.high for each in quantities for point in _points(each)):
+    points = [point for each in quantities for curve in each.curves.values() for point in curve]
+    if any(point.low < point.high for point in points):
         caption += (
             f" Bands, or lines at bars, reach from the smallest to the largest value over {spread}."
         )
 
-    if any(point.away for each in quantities for point in _points(each)):
+    if any(point.away for point in points):
         caption += (
             " A ring marks a round in which a client gave no answer: its mean is over the others."
         )
@@ -235,7 +237,3 @@ def _figure(
 def _rounds(quantities: Sequence[Quantity], label: str) -> list[int]:
     """Return the rounds in which a method has any of the quantities."""
     return sorted({point.round for each in quantities for point in each.curves[label]})
-
-
-def _points(quantity: Quantity) -> list[CurvePoint]:
-    return [point for curve in quantity.curves.values() for point in curve]

@@ -9,7 +9,7 @@ from typing import Any
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
 from fedtailor.report.cautions import large_ridges, near_chance, privacy_claims
 from fedtailor.report.comparison import Comparison, compare
-from fedtailor.report.parts import Cell, ReportTable, Section, round_figure
+from fedtailor.report.parts import Cell, ReportTable, Section, with_error
 from fedtailor.report.records import MethodRecords, SeedRecords, number
 from fedtailor.report.statistics import mean, standard_error
 from fedtailor.report.tables import method_tables
@@ -141,6 +141,4 @@ def _mean_and_error(values: Sequence[Mapping[str, Any]], metric: str, figure: st
         return ""
 
     in_percent = CLIENT_METRICS[metric].in_percent
-    error = standard_error(values_of_seeds)
-    text = round_figure(mean(values_of_seeds), in_percent)
-    return text if error is None else f"{text} ± {round_figure(error, in_percent)}"
+    return with_error(mean(values_of_seeds), standard_error(values_of_seeds), in_percent)
