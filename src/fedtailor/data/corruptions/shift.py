@@ -58,16 +58,13 @@ class CifarS:
         check_options(self, owner="cifar_s")
 
 
-def parse_shift(text: str) -> CifarS | None:
-    """Read a shift such as ``cifar_s(clients=50, pairing='unique')``; empty: None.
+def parse_shift(text: str) -> CifarS:
+    """Read a shift such as ``cifar_s(clients=50, pairing='unique')``.
 
     Raises:
         ConfigError: a name or an option is unknown (the message gives the nearest one), or a value
             is wrong.
     """
-    if not text.strip():
-        return None
-
     name, options = read_expression(text, key=KEY, example="cifar_s(clients=50, pairing='release')")
     name = find_name("shift", name, ["cifar_s"], key=KEY)
     return build(CifarS, options, section=name)
