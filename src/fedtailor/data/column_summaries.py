@@ -25,13 +25,12 @@ from fedtailor.data.columns import (
     is_number_within,
     is_text,
     require,
+    require_count,
     require_object,
 )
 
 _CHUNK = 2**22
 """Cells of which medians are computed at once."""
-_MOST_CELLS = 2**40
-"""Of a column at one site, so that sums over sites stay exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,7 @@ def _read_column(column: Any) -> ColumnSummary:
     require(column["kind"] == kind, f"kind of {title}", allowed, column["kind"])
 
     count = column["count"]
-    is_count = type(count) is int and 0 <= count <= _MOST_CELLS
-    require(is_count, f"count of {title}", f"a whole number from 0 to {_MOST_CELLS}", count)
+    require_count(count, f"count of {title}")
     empty = column["empty"]
     require(type(empty) is bool, f"empty of {title}", "true or false", empty)
 

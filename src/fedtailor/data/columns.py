@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.options import wrong_value
 
 MISSING = "missing"
 """The category of an empty cell."""
@@ -37,6 +38,9 @@ _OPTIONAL = {"knots": (), "scores": (), "indicates_missing": False}
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 """The largest 32-bit float."""
+
+MAX_VALUES = 2**40
+"""Most values of a column at one site, so that sums over sites stay exact."""
 
 
 Decimal = Literal["auto", "point", "comma"]
@@ -396,6 +400,16 @@ def is_number_within(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
 
 
+def require_count(value: Any, what: str) -> None:
+    """Check that a value of a record is a possible number of values at one site.
+
+    Raises:
+        DataError: it is not.
+    """
+    is_count = type(value) is int and 0 <= value <= MAX_VALUES
+    require(is_count, what, f"a whole number from 0 to {MAX_VALUES}", value)
+
+
 def require_object(value: Any, entries: set[str], what: str, allowed: str) -> None:
     """Check that a value of a record is an object with these entries.
 
@@ -417,12 +431,5 @@ def require(is_allowed: bool, what: str, allowed: str, got: object) -> None:
     Raises:
         DataError: it is not allowed.
     """
-    if is_allowed:
-        return
-
-    text = repr(got)
-    if len(text) > 80:
-        text = f"{text[:79]}…"
-
-    message = f"{what} must be {allowed}, got {text}."
-    raise DataError(message, allowed=allowed, got=text)
+    if not is_allowed:
+        raise wrong_value(what, allowed, got, kind=DataError)
