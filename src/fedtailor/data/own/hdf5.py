@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtailor.core.extras import install_command
-from fedtailor.data.own.findings import Unusable
+from fedtailor.data.own.findings import Unusable, limit_size
 from fedtailor.data.own.npz import read_archive
 
 HDF5 = (".h5", ".hdf5")
@@ -53,10 +53,7 @@ def read_hdf5(
             present = sorted(file)
             chosen = {name: _own_dataset(file, name) for name in names if name in present}
             size = sum(dataset.size * dataset.dtype.itemsize for dataset in chosen.values())
-            if size > limit:
-                message = f"The arrays would take {size} bytes; at most {limit} can be read."
-                raise Unusable("too_large", message)
-
+            limit_size("The arrays", size, limit)
             return {name: _values_of(dataset) for name, dataset in chosen.items()}, present
     except Unusable:
         raise

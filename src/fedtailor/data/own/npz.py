@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from fedtailor.data.own.findings import Unusable
+from fedtailor.data.own.findings import Unusable, limit_size
 
 
 def read_archive(
@@ -29,11 +29,7 @@ def read_archive(
                 for info in archive.zip.infolist()
             }
             chosen = [name for name in names if name in sizes]
-            size = sum(sizes[name] for name in chosen)
-            if size > limit:
-                message = f"The arrays would take {size} bytes; at most {limit} can be read."
-                raise Unusable("too_large", message)
-
+            limit_size("The arrays", sum(sizes[name] for name in chosen), limit)
             return {name: np.asarray(archive[name]) for name in chosen}, sorted(sizes)
     except Unusable:
         raise
