@@ -193,7 +193,8 @@ def read_tables(
     if joined is None:
         return None
 
-    examples = dataclasses.replace(examples, x=joined.x)
+    x, raw_columns = joined
+    examples = dataclasses.replace(examples, x=x)
     tables = [site_table.table for site_table in usable]
     examples.report_duplicates([(table.place.path, table.lines) for table in tables], findings)
     roles = (name for name in first.table.names if name in first.roles)
@@ -210,7 +211,7 @@ def read_tables(
         sources=one_source(name, digests),
         white=1.0,
         normalize=AS_THEY_ARE,
-        raw=RawTable(joined.columns, unused, decimals),
+        raw=RawTable(raw_columns, unused, decimals),
     )
 
 
