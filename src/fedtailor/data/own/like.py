@@ -213,15 +213,13 @@ def check_names(table: Table, columns: Columns, ignored: Container[str]) -> bool
     """
     missing, others = columns.compare(table.names)
     extra = [name for name in others if name not in ignored]
-    if missing:
-        what = counted(len(missing), "column is", "columns are")
-        message = f"{what} missing, which the data in training had: {listed(missing)}."
-        table.place.add("missing_column", message)
-
-    if extra:
-        what = counted(len(extra), "column is", "columns are")
-        message = f"{what} there that the data in training did not have: {listed(extra)}."
-        table.place.add("extra_column", message)
+    for kind, wrong, what in (
+        ("missing_column", missing, "missing, which the data in training had"),
+        ("extra_column", extra, "there that the data in training did not have"),
+    ):
+        if wrong:
+            count = counted(len(wrong), "column is", "columns are")
+            table.place.add(kind, f"{count} {what}: {listed(wrong)}.")
 
     return not missing and not extra
 
