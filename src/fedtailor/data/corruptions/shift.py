@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import DataError, find_name
-from fedtailor.core.options import Range, build, check_options, wrong_value
+from fedtailor.core.options import NonNegativeInt, build, check_options, wrong_value
 from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fedtailor.data.corruptions.kinds import MOTION_NOTE, WHITE
 from fedtailor.data.corruptions.pictures import APPROXIMATE_NOTE, load_frost
@@ -48,7 +48,7 @@ class CifarS:
     which repeat from client 50 on.
     """
 
-    clients: Annotated[int, Range(ge=0)] = 50
+    clients: NonNegativeInt = 50
     """Number of clients, from the first on, whose images are corrupted."""
     pairing: Literal["release", "unique"] = "release"
     new: Literal["clean", "all"] = "clean"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from fedtailor.core.options import Range
+from fedtailor.core.options import PositiveInt
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, hand_out, positions_by_value
 
@@ -26,7 +25,7 @@ class Classes(Partition):
 
     name = "classes"
 
-    k: Annotated[int, Range(ge=1)]
+    k: PositiveInt
     """Classes of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
@@ -94,7 +93,7 @@ class CyclicClasses(Partition):
 
     name = "cyclic_classes"
 
-    k: Annotated[int, Range(ge=1)] = 5
+    k: PositiveInt = 5
     """Classes of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from fedtailor.core.options import Range
+from fedtailor.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, positions_by_value
 from fedtailor.data.partitions.dirichlet import ShareRule, draw_shares
@@ -49,11 +48,11 @@ class Domains(Partition):
     name = "domains"
     by_domain = True
 
-    per_domain: Annotated[int, Range(ge=1)] = 4
+    per_domain: PositiveInt = 4
     """Clients of a domain."""
-    alpha: Annotated[float, Range(gt=0)] = 0.5
+    alpha: PositiveFloat = 0.5
     """Concentration: the clients of a domain differ more for smaller values."""
-    min_size: Annotated[float, Range(ge=0)] = 10.0
+    min_size: NonNegativeFloat = 10.0
     """Least number of examples of a client."""
 
     def default_clients(self, annotations: Annotations) -> int:
@@ -100,7 +99,7 @@ class DomainLabels(Partition):
     name = "domain_labels"
     by_domain = True
 
-    k: Annotated[int, Range(ge=1)] = 5
+    k: PositiveInt = 5
     """Labels of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:

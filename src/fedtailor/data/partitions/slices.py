@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from fedtailor.core.options import Range
+from fedtailor.core.options import NonNegativeInt
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, positions_by_value
 
@@ -30,7 +29,7 @@ class LabelSlices(Partition):
 
     name = "label_slices"
 
-    k: Annotated[int, Range(ge=0)] = 0
+    k: NonNegativeInt = 0
     """Labels of a client; 0: half of them."""
     shared_cuts: bool = True
     """One set of cut points for all labels, as released; otherwise separate cut points for each
