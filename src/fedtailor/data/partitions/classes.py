@@ -43,15 +43,13 @@ class Classes(Partition):
             for label in hand:
                 holders[label].append(client)
 
+        needed = [len(takers) for takers in holders.values()]
+        self.check_sizes(by_class, needed, [f"class {label}" for label in holders])
+
         # Equal pieces of each class, in random order.
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for (label, takers), positions in zip(holders.items(), by_class, strict=True):
-            needed = len(takers)
-            if len(positions) < needed:
-                allowed = f"at least {needed} examples of class {label}, one for each holder"
-                raise self.impossible(allowed, str(len(positions)))
-
-            pieces = np.array_split(generator.permutation(positions), needed)
+        for takers, positions in zip(holders.values(), by_class, strict=True):
+            pieces = np.array_split(generator.permutation(positions), len(takers))
             for client, piece in zip(takers, pieces, strict=True):
                 parts[client].append(piece)
 
