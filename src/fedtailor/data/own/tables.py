@@ -372,7 +372,9 @@ def _check_roles(site_table: _SiteTable) -> bool:
         elif name in table.columns:
             cells = table.columns[name]
             wrong = {text for text in cells.texts if (text.lower() in words) == are_wrong}
-            checks.append(table.check_cells(kind, name, what, cells.at(wrong.__contains__)))
+            at = cells.at(wrong.__contains__)
+            table.check_cells(kind, name, what, at)
+            checks.append(at is None)
 
     return all(checks)
 
