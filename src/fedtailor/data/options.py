@@ -266,7 +266,7 @@ class DataOptions:
         if self.folds:
             reasons["test_share"] = "data.folds is given: a fold is the test part"
         if not self.path:
-            reasons |= dict.fromkeys(_OWN, "data.path is not given: it is for your own data")
+            reasons |= dict.fromkeys(OWN, "data.path is not given: it is for your own data")
 
         for option in fields(self):
             value = getattr(self, option.name)
@@ -321,7 +321,7 @@ KIND_OF: Mapping[ArrayKind, InputKind] = {
 }
 """What examples are, by ``data.kind``."""
 
-_OWN = (
+OWN = (
     "label_column",
     "group",
     "missing",
