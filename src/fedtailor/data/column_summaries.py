@@ -22,6 +22,7 @@ from fedtailor.data.columns import (
     Column,
     Columns,
     RawTable,
+    are_categories,
     is_number_within,
     is_text,
     require,
@@ -131,9 +132,8 @@ def _read_column(column: Any) -> ColumnSummary:
     categories = column["categories"]
     what = f"categories of {title}"
     allowed = "different texts that are not empty, sorted; none only without values"
-    are_texts = type(categories) is list and all(is_text(category) for category in categories)
-    require(are_texts and bool(categories) == bool(count), what, allowed, categories)
-    require(categories == sorted(set(categories)), what, allowed, categories)
+    is_list = type(categories) is list and are_categories(categories)
+    require(is_list and bool(categories) == bool(count), what, allowed, categories)
     allowed = f"at most {MAX_CATEGORIES} texts, and no more than values"
     require(len(categories) <= min(MAX_CATEGORIES, count), what, allowed, len(categories))
     return ColumnSummary(name, count, empty, categories=tuple(categories))

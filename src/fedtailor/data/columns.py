@@ -126,12 +126,10 @@ class Column:
         is_plain = not self.knots and not self.scores and not self.indicates_missing
         require(is_plain, f"knots of {title}", "none, because it holds categories", self.knots)
 
-        are_texts = all(is_text(category) for category in self.categories)
-        allowed = f"1 to {MAX_CATEGORIES} different texts that are not empty, sorted"
-        require(are_texts, f"categories of {title}", allowed, self.categories)
-        are_sorted = list(self.categories) == sorted(set(self.categories))
         are_few = 0 < len(self.categories) <= MAX_CATEGORIES
-        require(are_sorted and are_few, f"categories of {title}", allowed, self.categories)
+        allowed = f"1 to {MAX_CATEGORIES} different texts that are not empty, sorted"
+        are_right = are_few and are_categories(self.categories)
+        require(are_right, f"categories of {title}", allowed, self.categories)
         require(self.fill == MISSING, f"fill of {title}", f"'{MISSING}'", self.fill)
 
     def _check_knots(self, title: str) -> None:
@@ -393,6 +391,11 @@ def _fill_categories(column: Column, cells: Any, features: np.ndarray) -> tuple[
 def is_text(value: object) -> bool:
     """Return whether a value of a record is a text that is not empty."""
     return type(value) is str and value != ""
+
+
+def are_categories(values: Collection[str]) -> bool:
+    """Return whether values of a record are different texts that are not empty, sorted."""
+    return all(map(is_text, values)) and list(values) == sorted(set(values))
 
 
 def is_number_within(value: object, low: float, high: float) -> bool:
