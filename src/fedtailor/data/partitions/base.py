@@ -149,8 +149,7 @@ def divide_groups(
         raise DataError(message, key=error.key, allowed=error.allowed, got=error.got) from error
 
     # The positions of every unit, in ascending order.
-    order = np.argsort(units, kind="stable")
-    members = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
+    _, members = positions_by_value(units)
     return [np.concatenate([members[unit] for unit in part]) for part in parts]
 
 
