@@ -22,6 +22,7 @@ from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.examples import Examples, note_groups, one_source
 from fedtailor.data.own.features import check_features, collect_features, join_features
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Finding, FindingPlace, Findings, Site
+from fedtailor.data.own.images import Picture, read_pictures
 from fedtailor.data.own.labels import guess_label, name_classes
 from fedtailor.data.own.like import TrainingTables, check_names, check_texts, names_of_texts
 from fedtailor.data.own.names import listed, safe_name, show
@@ -468,8 +469,6 @@ def _read_images(
     Returns:
         None if an image is missing or outside of the folder, or none can be read.
     """
-    from fedtailor.data.own.images import Picture, read_pictures  # imports pillow
-
     root = folder.resolve()
     findings = tables[0].table.place.findings
     pictures = []
