@@ -19,9 +19,9 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
+from fedtailor.data.own.archives import read_archive
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.names import listed, show
-from fedtailor.data.own.npz import read_archive
 from fedtailor.data.split import ClientPositions, SplitRecord, read_split, refuse_split
 
 _ARRAYS = ("train", "test")

@@ -16,8 +16,8 @@ import numpy as np
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
+from fedtailor.data.own.archives import read_archive
 from fedtailor.data.own.findings import Unusable
-from fedtailor.data.own.npz import read_archive
 
 _PARTS = ("train", "val", "test")
 _SIDE = 28

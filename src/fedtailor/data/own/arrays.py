@@ -14,6 +14,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord, Normalization
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import ArrayKind, DataOptions
+from fedtailor.data.own.archives import read_arrays
 from fedtailor.data.own.examples import Examples, one_source
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
@@ -23,7 +24,6 @@ from fedtailor.data.own.findings import (
     Site,
     Unusable,
 )
-from fedtailor.data.own.hdf5 import read_arrays
 from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
 from fedtailor.data.own.labels import find_regression
 from fedtailor.data.own.names import counted, listed, safe_name, show

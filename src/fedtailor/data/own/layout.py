@@ -14,9 +14,9 @@ from pathlib import Path, PurePath
 from fedtailor.core.errors import DataError
 from fedtailor.data.cache import digest_of
 from fedtailor.data.options import OWN, DataOptions
+from fedtailor.data.own.archives import ENDINGS
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.findings import Findings, Unusable
-from fedtailor.data.own.hdf5 import ENDINGS
 from fedtailor.data.own.images import SUFFIXES, Picture
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.table import TABLES
