@@ -104,15 +104,11 @@ def _moments(values: np.ndarray) -> ColumnMoments:
 
 
 def merge_moments(parts: Sequence[ColumnMoments]) -> ColumnMoments:
-    """Merge the moments of sites, in the order of client ids.
+    """Merge the moments of sites, one or more, in the order of client ids.
 
     Raises:
-        ValueError: there are no parts.
         DataError: they have different numbers of features.
     """
-    if not parts:
-        raise ValueError("moments of no sites")
-
     merged = parts[0]
     for part in parts[1:]:
         width = len(merged.mean)
