@@ -321,14 +321,15 @@ def _free_name() -> str:
 
 def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
     """Return the condition of each client's examples in a run. No image is computed."""
+    if not options.shift.strip():
+        return ()
+
     from fedtailor.data.build import CLEAN, conditions_of
     from fedtailor.data.corruptions.shift import check_images, parse_shift
 
-    shift = parse_shift(options.shift)
-    if shift is None:
-        return ()
     check_images(division.dataset)
-    return tuple(CLEAN if pair is None else str(pair) for pair in conditions_of(division, shift)[1])
+    _, pairs = conditions_of(division, parse_shift(options.shift))
+    return tuple(CLEAN if pair is None else str(pair) for pair in pairs)
 
 
 def _run_command(out: str, values: dict[str, Any], assignments: Sequence[str]) -> str:

@@ -114,7 +114,6 @@ def _corrupt(division: Division, report: Report) -> DividedData:
     from fedtailor.data.corruptions.shift import apply_shift, parse_shift
 
     shift = parse_shift(division.options.shift)
-    assert shift is not None
     clients, pairs = conditions_of(division, shift)
     positions = [division.positions[client] for client in clients]
     dataset, copies = apply_shift(

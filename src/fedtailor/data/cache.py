@@ -25,9 +25,6 @@ from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.dataset import Dataset, EncoderRecord, Normalization
 from fedtailor.data.files import cache_entry, matching_files
 
-CACHE_VERSION = 6
-"""Increased when the form of an entry changes."""
-
 _ARRAYS = ("x", "y", "subclasses", "domains", "groups")
 
 
@@ -54,8 +51,8 @@ def signature_of(patterns: Iterable[str], folder: Path) -> str:
 
 
 def digest_of(*facts: Any) -> str:
-    """Return a SHA-256 of facts, and of the source of the readers."""
-    content = [CACHE_VERSION, _source_digest(), *facts]
+    """Return a SHA-256 of facts, and of the source of the readers and of this module."""
+    content = [_source_digest(), *facts]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

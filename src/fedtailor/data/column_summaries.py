@@ -22,16 +22,16 @@ from fedtailor.data.columns import (
     Column,
     Columns,
     RawTable,
+    are_categories,
     is_number_within,
     is_text,
     require,
+    require_count,
     require_object,
 )
 
 _CHUNK = 2**22
 """Cells of which medians are computed at once."""
-_MOST_CELLS = 2**40
-"""Of a column at one site, so that sums over sites stay exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,7 @@ def _read_column(column: Any) -> ColumnSummary:
     require(column["kind"] == kind, f"kind of {title}", allowed, column["kind"])
 
     count = column["count"]
-    is_count = type(count) is int and 0 <= count <= _MOST_CELLS
-    require(is_count, f"count of {title}", f"a whole number from 0 to {_MOST_CELLS}", count)
+    require_count(count, f"count of {title}")
     empty = column["empty"]
     require(type(empty) is bool, f"empty of {title}", "true or false", empty)
 
@@ -133,9 +132,8 @@ def _read_column(column: Any) -> ColumnSummary:
     categories = column["categories"]
     what = f"categories of {title}"
     allowed = "different texts that are not empty, sorted; none only without values"
-    are_texts = type(categories) is list and all(is_text(category) for category in categories)
-    require(are_texts and bool(categories) == bool(count), what, allowed, categories)
-    require(categories == sorted(set(categories)), what, allowed, categories)
+    is_list = type(categories) is list and are_categories(categories)
+    require(is_list and bool(categories) == bool(count), what, allowed, categories)
     allowed = f"at most {MAX_CATEGORIES} texts, and no more than values"
     require(len(categories) <= min(MAX_CATEGORIES, count), what, allowed, len(categories))
     return ColumnSummary(name, count, empty, categories=tuple(categories))

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.options import wrong_value
 
 MISSING = "missing"
 """The category of an empty cell."""
@@ -37,6 +38,9 @@ _OPTIONAL = {"knots": (), "scores": (), "indicates_missing": False}
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 """The largest 32-bit float."""
+
+MAX_VALUES = 2**40
+"""Most values of a column at one site, so that sums over sites stay exact."""
 
 
 Decimal = Literal["auto", "point", "comma"]
@@ -122,12 +126,10 @@ class Column:
         is_plain = not self.knots and not self.scores and not self.indicates_missing
         require(is_plain, f"knots of {title}", "none, because it holds categories", self.knots)
 
-        are_texts = all(is_text(category) for category in self.categories)
-        allowed = f"1 to {MAX_CATEGORIES} different texts that are not empty, sorted"
-        require(are_texts, f"categories of {title}", allowed, self.categories)
-        are_sorted = list(self.categories) == sorted(set(self.categories))
         are_few = 0 < len(self.categories) <= MAX_CATEGORIES
-        require(are_sorted and are_few, f"categories of {title}", allowed, self.categories)
+        allowed = f"1 to {MAX_CATEGORIES} different texts that are not empty, sorted"
+        are_right = are_few and are_categories(self.categories)
+        require(are_right, f"categories of {title}", allowed, self.categories)
         require(self.fill == MISSING, f"fill of {title}", f"'{MISSING}'", self.fill)
 
     def _check_knots(self, title: str) -> None:
@@ -391,9 +393,24 @@ def is_text(value: object) -> bool:
     return type(value) is str and value != ""
 
 
+def are_categories(values: Collection[str]) -> bool:
+    """Return whether values of a record are different texts that are not empty, sorted."""
+    return all(map(is_text, values)) and list(values) == sorted(set(values))
+
+
 def is_number_within(value: object, low: float, high: float) -> bool:
     """Return whether a value of a record is a number from ``low`` to ``high``; NaN is not."""
     return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
+
+
+def require_count(value: Any, what: str) -> None:
+    """Check that a value of a record is a possible number of values at one site.
+
+    Raises:
+        DataError: it is not.
+    """
+    is_count = type(value) is int and 0 <= value <= MAX_VALUES
+    require(is_count, what, f"a whole number from 0 to {MAX_VALUES}", value)
 
 
 def require_object(value: Any, entries: set[str], what: str, allowed: str) -> None:
@@ -417,12 +434,5 @@ def require(is_allowed: bool, what: str, allowed: str, got: object) -> None:
     Raises:
         DataError: it is not allowed.
     """
-    if is_allowed:
-        return
-
-    text = repr(got)
-    if len(text) > 80:
-        text = f"{text[:79]}…"
-
-    message = f"{what} must be {allowed}, got {text}."
-    raise DataError(message, allowed=allowed, got=text)
+    if not is_allowed:
+        raise wrong_value(what, allowed, got, kind=DataError)

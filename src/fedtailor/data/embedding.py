@@ -135,11 +135,6 @@ def _new_cache(folder: Path, key: str, rows: int, dimension: int, notes: list[st
         raise ConfigError(message, key=KEY, got=dimension) from reason
 
 
-def _other_dimension(encoder: Encoder, expected: int, got: int) -> ConfigError:
-    message = f"encoder '{encoder.target}' gave {expected} features before, and {got} now."
-    return ConfigError(message, key=KEY, allowed=expected, got=got)
-
-
 def _stored(dataset: Dataset, rows: np.ndarray) -> Tensor:
     """Return some examples as stored, in the layout of models."""
     return model_layout(torch.from_numpy(dataset.x[rows]))
@@ -164,8 +159,11 @@ def _fill(
         finally:
             workers.put(worker)
 
-        if features.shape[1] != cache.dimension:
-            raise _other_dimension(encoder, cache.dimension, features.shape[1])
+        expected = cache.dimension
+        got = features.shape[1]
+        if got != expected:
+            message = f"encoder '{encoder.target}' gave {expected} features before, and {got} now."
+            raise ConfigError(message, key=KEY, allowed=expected, got=got)
 
         cache.write(part, features.numpy())
         return len(part)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.reading import read_file
 
 MAX_BYTES = 2**31
 """Most bytes of a file, and of what it holds (SynDigits has 1.5 GB of training images)."""
@@ -130,16 +131,7 @@ def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:
     Raises:
         DataError: the file cannot be read, or is larger than ``MAX_BYTES``.
     """
-    try:
-        # Before reading: a file may be larger than the memory.
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise damaged(path, f"at most {MAX_BYTES} bytes", f"{size} bytes")
-
-        raw = path.read_bytes()
-    except OSError as error:
-        raise damaged(path, "a file that can be read", error.strerror or str(error)) from error
-
+    raw = read_file(path, limit=MAX_BYTES)
     sources[path.relative_to(folder).as_posix()] = hashlib.sha256(raw).hexdigest()
     return raw
 

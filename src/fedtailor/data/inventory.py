@@ -44,7 +44,7 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
         "name": name,
         "description": dataset.description,
         "examples": dataset.examples if dataset.examples >= 0 else None,
-        "state": _state(dataset, folder),
+        "state": _state(dataset, folder, has_files=bool(sizes)),
         "files": len(sizes),
         "bytes": sum(sizes.values()),
         "license": dataset.license,
@@ -56,10 +56,10 @@ def describe_dataset(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _state(dataset: KnownDataset, folder: Path) -> State:
+def _state(dataset: KnownDataset, folder: Path, *, has_files: bool) -> State:
     if not dataset.files:
         return "included"
-    if not _sizes(folder, dataset.files):
+    if not has_files:
         return "absent"
 
     # Files that cannot be fetched have patterns of their own.

@@ -15,7 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.data.columns import LARGEST_NUMBER, is_number_within, require, require_object
+from fedtailor.data.columns import (
+    LARGEST_NUMBER,
+    is_number_within,
+    require,
+    require_count,
+    require_object,
+)
 from fedtailor.data.dataset import Normalization
 
 LEAST_ROWS = 10
@@ -25,8 +31,6 @@ give both. Those of ten give no single one, unless others are known; a median ca
 of an example, but does not say of which. A simulation merges all clients, however small."""
 _CHUNK = 2**22
 """Numbers of which moments are computed at once."""
-_MOST_VALUES = 2**40
-"""Of a feature at one site, so that float64 holds every sum over sites."""
 _SMALLEST_DEVIATION = 1e-12
 """A feature that varies less is constant."""
 
@@ -59,8 +63,7 @@ class ColumnMoments:
         allowed = "an object with count, mean and squares"
         require_object(record, {"count", "mean", "squares"}, "moments", allowed)
         count = record["count"]
-        is_count = type(count) is int and 0 <= count <= _MOST_VALUES
-        require(is_count, "count of moments", f"a whole number from 0 to {_MOST_VALUES}", count)
+        require_count(count, "count of moments")
 
         largest = LARGEST_NUMBER if count else 0.0
         mean = _numbers("mean", record["mean"], width, -largest, largest)
@@ -101,15 +104,11 @@ def _moments(values: np.ndarray) -> ColumnMoments:
 
 
 def merge_moments(parts: Sequence[ColumnMoments]) -> ColumnMoments:
-    """Merge the moments of sites, in the order of client ids.
+    """Merge the moments of sites, one or more, in the order of client ids.
 
     Raises:
-        ValueError: there are no parts.
         DataError: they have different numbers of features.
     """
-    if not parts:
-        raise ValueError("moments of no sites")
-
     merged = parts[0]
     for part in parts[1:]:
         width = len(merged.mean)

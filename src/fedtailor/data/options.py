@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import find_name
-from fedtailor.core.options import Flag, NoResult, Range, check_options, wrong_value
+from fedtailor.core.options import Flag, NonNegativeInt, NoResult, Range, check_options, wrong_value
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.partitions import parse_partition
 
@@ -104,10 +104,10 @@ class DataOptions:
     dirichlet(alpha=0.5)."""
     clients: Annotated[int, Range(ge=0), Flag("--clients", "NUMBER", "Number of clients.")] = 0
     """Number of clients including new ones; 0: the number that the partition defines, else 20."""
-    new_clients: Annotated[int, Range(ge=0)] | tuple[str, ...] = 0
+    new_clients: NonNegativeInt | tuple[str, ...] = 0
     """Clients that are new: they never take part in training. The names of sites, or how many of
     the last clients."""
-    subset: Annotated[int, Range(ge=0)] = 0
+    subset: NonNegativeInt = 0
     """Examples kept before the partition, the same number of every class (only from the training
     part if the test examples are official ones); 0: all."""
     fraction: Annotated[float, Range(gt=0, le=1)] = 1.0
@@ -115,7 +115,7 @@ class DataOptions:
     subsampling: Literal["nested", "release"] = "nested"
     """Which training examples ``fraction`` keeps. nested: a smaller fraction is a part of a larger
     one. release: those that pFedFDA's released code draws, with seed 0 whatever ``seed`` is."""
-    train_size: Annotated[int, Range(ge=0)] = 0
+    train_size: NonNegativeInt = 0
     """Largest number of training examples of a client; 0: no limit."""
     test: Literal["auto"] | TestPolicy = "auto"
     """Test examples of a client: a share of its ``own`` examples; its ``given`` test examples; or
@@ -266,7 +266,7 @@ class DataOptions:
         if self.folds:
             reasons["test_share"] = "data.folds is given: a fold is the test part"
         if not self.path:
-            reasons |= dict.fromkeys(_OWN, "data.path is not given: it is for your own data")
+            reasons |= dict.fromkeys(OWN, "data.path is not given: it is for your own data")
 
         for option in fields(self):
             value = getattr(self, option.name)
@@ -321,7 +321,7 @@ KIND_OF: Mapping[ArrayKind, InputKind] = {
 }
 """What examples are, by ``data.kind``."""
 
-_OWN = (
+OWN = (
     "label_column",
     "group",
     "missing",

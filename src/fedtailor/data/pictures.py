@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.files import READING, Files, damaged, read_bytes
+from fedtailor.core.reading import read_file
+from fedtailor.data.files import MAX_BYTES, READING, Files, damaged
 
 _MAX_BYTES = 64 * 2**20
 _MAX_PIXELS = 80_000_000
@@ -51,8 +52,7 @@ def read_pictures(
     pixels = np.empty((len(paths), side, side, 3), np.uint8)
     digest = hashlib.sha256()
     for row, path in enumerate(paths):
-        sources: dict[str, str] = {}
-        raw = read_bytes(path, sources, folder=files.folder)
+        raw = read_file(path, limit=MAX_BYTES)
         image = np.asarray(decode_picture(raw, path, formats))
         if crops:
             image = square(image, side)
@@ -63,9 +63,8 @@ def read_pictures(
 
         pixels[row] = image
         # Name and content both count, since the name decides label and order.
-        for name, sha256 in sources.items():
-            digest.update(f"{name}\0".encode() + bytes.fromhex(sha256))
-
+        name = path.relative_to(files.folder).as_posix()
+        digest.update(f"{name}\0".encode() + hashlib.sha256(raw).digest())
         files.report(READING, row + 1, len(paths))
 
     return pixels, digest.hexdigest()

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedtailor.data.columns import (
     LARGEST_NUMBER,
+    MAX_VALUES,
     Column,
     Columns,
     RawTable,
@@ -36,9 +37,6 @@ _ORDER_BITS = sum(_BITS)
 
 RANK_ERROR = 0.004
 """An interval is divided further only if it holds more than this share of all values."""
-
-_MOST_CELLS = 2**40
-"""Of a column in one interval at one site, so that sums over sites stay exact."""
 
 Request = Mapping[str, Sequence[int]]
 """For every column, the intervals of the exchange before that are divided now."""
@@ -139,7 +137,7 @@ def read_counts(record: Any, exchange: int, request: Request) -> dict[str, Count
         title = f"counts of column {name!r}"
         require_object(entry, {"parts", "counts"}, title, "an object with parts and counts")
         parts = _whole_numbers(title, entry["parts"], len(request[name]) << _BITS[exchange])
-        numbers = _whole_numbers(title, entry["counts"], _MOST_CELLS)
+        numbers = _whole_numbers(title, entry["counts"], MAX_VALUES)
         are_different = len(parts) == len(numbers) and bool((np.diff(parts) > 0).all())
         require(are_different, title, "ascending parts, with as many counts", entry)
         counts[name] = Counts(parts, numbers)

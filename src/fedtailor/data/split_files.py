@@ -19,9 +19,9 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
+from fedtailor.data.own.archives import read_archive
 from fedtailor.data.own.findings import Unusable
-from fedtailor.data.own.names import show
-from fedtailor.data.own.npz import read_archive
+from fedtailor.data.own.names import listed, show
 from fedtailor.data.split import ClientPositions, SplitRecord, read_split, refuse_split
 
 _ARRAYS = ("train", "test")
@@ -116,7 +116,7 @@ def _read_folder(folder: Path, num_rows: int) -> list[ClientPositions]:
     numbers = {int(match[1]) for match in matches if match is not None}
     if not numbers or numbers != set(range(len(matches))):
         allowed = "files client_0.npz, client_1.npz and so on, without gaps"
-        raise refuse_split(folder, allowed, ", ".join(map(show, sorted(names)[:5])) or "none")
+        raise refuse_split(folder, allowed, listed(sorted(names)) or "none")
 
     return [_read_client(folder / f"client_{number}.npz", num_rows) for number in sorted(numbers)]
 
@@ -131,8 +131,7 @@ def _read_client(path: Path, num_rows: int) -> ClientPositions:
         raise DataError(message, key="data.split", path=path, got=error.kind) from error
 
     if sorted(names) != sorted(_ARRAYS):
-        got = ", ".join(map(show, names[:5])) or "none"
-        raise refuse_split(path, "the arrays 'train' and 'test'", got)
+        raise refuse_split(path, "the arrays 'train' and 'test'", listed(names) or "none")
 
     return _to_positions(path, {"val": [], **arrays}, num_rows)
 

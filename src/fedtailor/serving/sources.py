@@ -12,8 +12,8 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.own.archives import ENDINGS, read_arrays
 from fedtailor.data.own.findings import Findings, Unusable
-from fedtailor.data.own.hdf5 import ENDINGS, read_arrays
 from fedtailor.data.own.images import SUFFIXES
 from fedtailor.data.own.like import read_table_like
 from fedtailor.data.own.names import safe_name

@@ -42,7 +42,6 @@ def dataset(images):
 
 
 def test_options_are_read():
-    assert parse_shift("") is None and parse_shift("  ") is None
     assert parse_shift("cifar_s") == CifarS(50, "release", "clean")
     assert parse_shift("cifar_s(clients=0, pairing='unique', new='all')") == CifarS(
         0, "unique", "all"

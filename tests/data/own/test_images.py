@@ -147,10 +147,10 @@ def test_what_cannot_be_read_is_left_out(folder, make):
 def test_a_file_that_may_not_be_read(folder, make, monkeypatch):
     path = make.save(folder / "1.png", make.pixels(1))
 
-    def refuse(self):
+    def refuse(path, flags):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(type(path), "read_bytes", refuse)  # root could read it whatever its mode
+    monkeypatch.setattr("os.open", refuse)  # root could read it whatever its mode
     with pytest.raises(Unusable, match="Permission denied") as caught:
         decoded(path)
     assert caught.value.kind == "unreadable_file"

@@ -13,20 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.data.corruptions.kinds import (
-    Draws,
-    ImageBatch,
-    brightness,
-    contrast,
-    defocus_blur,
-    fog,
-    frost,
-    gaussian_noise,
-    impulse_noise,
-    jpeg,
-    motion_blur,
-    shot_noise,
-)
+from fedtailor.data.corruptions import kinds
+from fedtailor.data.corruptions.kinds import Draws, ImageBatch
 
 SEVERITIES = range(1, 6)
 
@@ -42,18 +30,20 @@ class Corruption(NamedTuple):
 
 
 CORRUPTIONS: Mapping[str, Corruption] = {
-    "motion_blur": Corruption(motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "motion_blur": Corruption(kinds.motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
     "defocus_blur": Corruption(
-        defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
+        kinds.defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
     ),
-    "gaussian_noise": Corruption(gaussian_noise, ((0.04,), (0.06,), (0.08,), (0.09,), (0.10,))),
-    "shot_noise": Corruption(shot_noise, ((500,), (250,), (100,), (75,), (50,))),
-    "impulse_noise": Corruption(impulse_noise, ((0.01,), (0.02,), (0.03,), (0.05,), (0.07,))),
-    "frost": Corruption(frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
-    "fog": Corruption(fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
-    "jpeg": Corruption(jpeg, ((80,), (65,), (58,), (50,), (40,))),
-    "brightness": Corruption(brightness, ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,))),
-    "contrast": Corruption(contrast, ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,))),
+    "gaussian_noise": Corruption(
+        kinds.gaussian_noise, ((0.04,), (0.06,), (0.08,), (0.09,), (0.10,))
+    ),
+    "shot_noise": Corruption(kinds.shot_noise, ((500,), (250,), (100,), (75,), (50,))),
+    "impulse_noise": Corruption(kinds.impulse_noise, ((0.01,), (0.02,), (0.03,), (0.05,), (0.07,))),
+    "frost": Corruption(kinds.frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
+    "fog": Corruption(kinds.fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "jpeg": Corruption(kinds.jpeg, ((80,), (65,), (58,), (50,), (40,))),
+    "brightness": Corruption(kinds.brightness, ((0.05,), (0.1,), (0.15,), (0.2,), (0.3,))),
+    "contrast": Corruption(kinds.contrast, ((0.75,), (0.5,), (0.4,), (0.3,), (0.15,))),
 }
 """Corruptions by name, in the order in which the release numbers them."""
 

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import DataError, find_name
-from fedtailor.core.options import Range, build, check_options, wrong_value
+from fedtailor.core.options import NonNegativeInt, build, check_options, wrong_value
 from fedtailor.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fedtailor.data.corruptions.kinds import MOTION_NOTE, WHITE
 from fedtailor.data.corruptions.pictures import APPROXIMATE_NOTE, load_frost
@@ -48,7 +48,7 @@ class CifarS:
     which repeat from client 50 on.
     """
 
-    clients: Annotated[int, Range(ge=0)] = 50
+    clients: NonNegativeInt = 50
     """Number of clients, from the first on, whose images are corrupted."""
     pairing: Literal["release", "unique"] = "release"
     new: Literal["clean", "all"] = "clean"
@@ -58,16 +58,13 @@ class CifarS:
         check_options(self, owner="cifar_s")
 
 
-def parse_shift(text: str) -> CifarS | None:
-    """Read a shift such as ``cifar_s(clients=50, pairing='unique')``; empty: None.
+def parse_shift(text: str) -> CifarS:
+    """Read a shift such as ``cifar_s(clients=50, pairing='unique')``.
 
     Raises:
         ConfigError: a name or an option is unknown (the message gives the nearest one), or a value
             is wrong.
     """
-    if not text.strip():
-        return None
-
     name, options = read_expression(text, key=KEY, example="cifar_s(clients=50, pairing='release')")
     name = find_name("shift", name, ["cifar_s"], key=KEY)
     return build(CifarS, options, section=name)

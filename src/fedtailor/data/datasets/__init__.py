@@ -65,10 +65,6 @@ class KnownDataset(NamedTuple):
         return cast("Dataset", read(files))
 
 
-_LECUN = (
-    "LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to document "
-    "recognition, IEEE Proc."
-)
 _KRIZHEVSKY = (
     "Krizhevsky 2009, Learning multiple layers of features from tiny images, report, University of "
     "Toronto."
@@ -76,10 +72,6 @@ _KRIZHEVSKY = (
 _CALDAS = (
     "Caldas, Duddu, Wu, Li, Konečný et al. 2018, LEAF: a benchmark for federated settings, "
     "arXiv:1812.01097."
-)
-_COHEN = (
-    "Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to handwritten letters, "
-    "IJCNN."
 )
 _GANIN = (
     "Ganin, Ustinova, Ajakan et al. 2016, Domain-adversarial training of neural networks, JMLR."
@@ -201,7 +193,8 @@ def _emnist(split: str, examples: int, what: str, function: str = "load_emnist")
         (f"EMNIST/raw/emnist-{split}-*", f"EMNIST/gzip/emnist-{split}-*"),
         (_EMNIST._replace(gives=gives),),
         license="public domain (NIST)",
-        citation=_COHEN,
+        citation="Cohen, Afshar, Tapson and van Schaik 2017, EMNIST: extending MNIST to "
+        "handwritten letters, IJCNN.",
         tested_on="synthetic",
     )
 
@@ -256,8 +249,6 @@ _MEDMNIST = (
 )
 """Name, examples, what they are, and MD5."""
 
-
-_HEART_FILES = "processed.cleveland.data, .hungarian.data, .switzerland.data and .va.data"
 
 _ROWS: Mapping[str, KnownDataset] = {
     **{f"emnist_{row[0]}": _emnist(*row) for row in _EMNIST_SPLITS},
@@ -344,7 +335,8 @@ _ROWS: Mapping[str, KnownDataset] = {
         920,
         ("heart/processed.*.data",),
         elsewhere="the UCI repository has it, https://archive.ics.uci.edu/dataset/45 (Heart "
-        f"Disease): put {_HEART_FILES} into heart.",
+        "Disease): put processed.cleveland.data, .hungarian.data, .switzerland.data and .va.data "
+        "into heart.",
         license="CC BY 4.0 (UCI Machine Learning Repository)",
         citation="Janosi, Steinbrunn, Pfisterer and Detrano 1989, Heart Disease, UCI Machine "
         "Learning Repository.",
@@ -357,7 +349,8 @@ _ROWS: Mapping[str, KnownDataset] = {
         ("MNIST/raw/*",),
         _MNIST,
         license="none stated by the authors; usually given as CC BY-SA 3.0",
-        citation=_LECUN,
+        citation="LeCun, Bottou, Bengio and Haffner 1998, Gradient-based learning applied to "
+        "document recognition, IEEE Proc.",
     ),
     "mnist_m": KnownDataset(
         "mnist_m:load",

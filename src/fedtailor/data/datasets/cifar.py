@@ -50,6 +50,13 @@ _FILES = {
     "cifar-100-python": ("train", "test"),
 }
 """The training files, then the test file, by folder."""
+_KINDS = {
+    "cifar10": ("cifar-10-batches-py", ["labels"]),
+    "cifar100": ("cifar-100-python", ["fine_labels"]),
+    "cifar100_coarse": ("cifar-100-python", ["coarse_labels", "fine_labels"]),
+}
+"""Folder and kinds of labels by data set; coarse labels make the fine ones subclasses."""
+
 _CALLED = (
     "numpy.ndarray",
     "numpy.dtype",
@@ -67,16 +74,7 @@ def load(files: Files) -> Dataset:
         DataError: a file is missing or damaged, a pickle asks for more than arrays, or a fine label
             goes with two coarse ones.
     """
-    folder = "cifar-10-batches-py"
-    kinds = ["labels"]
-    if files.dataset != "cifar10":
-        folder = "cifar-100-python"
-        kinds = ["fine_labels"]
-
-    # Coarse labels make the fine ones subclasses.
-    is_coarse = files.dataset == "cifar100_coarse"
-    if is_coarse:
-        kinds = ["coarse_labels", "fine_labels"]
+    folder, kinds = _KINDS[files.dataset]
 
     # Every file has pixels and one column for each kind of labels.
     images = []
@@ -94,7 +92,7 @@ def load(files: Files) -> Dataset:
 
     parts = list(map(ImagePart, images, columns[kinds[0]]))
     dataset = join_parts(files, parts, _NAMES[kinds[0]])
-    if not is_coarse:
+    if len(kinds) == 1:
         return dataset
 
     subclasses = np.concatenate(columns["fine_labels"])

@@ -18,13 +18,8 @@ from fedtailor.data.dataset import AS_THEY_ARE, Dataset
 from fedtailor.data.files import Files, damaged
 
 _FOLDER = "UCI HAR Dataset"
-_ACTIVITIES = (
-    "walking",
-    "walking upstairs",
-    "walking downstairs",
-    "sitting",
-    "standing",
-    "laying",
+_ACTIVITIES = tuple(
+    "walking, walking upstairs, walking downstairs, sitting, standing, laying".split(", ")
 )
 _PEOPLE = 30
 _FEATURES = 561

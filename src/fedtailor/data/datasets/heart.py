@@ -22,21 +22,7 @@ _SITES = {
     "Long Beach": "va",
 }
 """The part of the file's name, by hospital."""
-_COLUMNS = (
-    "age",
-    "sex",
-    "cp",
-    "trestbps",
-    "chol",
-    "fbs",
-    "restecg",
-    "thalach",
-    "exang",
-    "oldpeak",
-    "slope",
-    "ca",
-    "thal",
-)
+_COLUMNS = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal".split()
 _NEVER_ZERO = ("trestbps", "chol")
 """Blood pressure and cholesterol: 0 is written where nothing was measured."""
 _DIAGNOSES = range(5)

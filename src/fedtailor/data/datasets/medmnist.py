@@ -16,75 +16,43 @@ import numpy as np
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
+from fedtailor.data.own.archives import read_archive
 from fedtailor.data.own.findings import Unusable
-from fedtailor.data.own.npz import read_archive
 
 _PARTS = ("train", "val", "test")
 _SIDE = 28
 
 _ORGANS = (
-    "bladder",
-    "femur-left",
-    "femur-right",
-    "heart",
-    "kidney-left",
-    "kidney-right",
-    "liver",
-    "lung-left",
-    "lung-right",
-    "pancreas",
-    "spleen",
+    "bladder, femur-left, femur-right, heart, kidney-left, kidney-right, liver, lung-left, "
+    "lung-right, pancreas, spleen"
 )
-_CLASSES: Mapping[str, tuple[str, ...]] = {
+_CLASSES: Mapping[str, str] = {
     "bloodmnist": (
-        "basophil",
-        "eosinophil",
-        "erythroblast",
-        "immature granulocyte",
-        "lymphocyte",
-        "monocyte",
-        "neutrophil",
-        "platelet",
+        "basophil, eosinophil, erythroblast, immature granulocyte, lymphocyte, monocyte, "
+        "neutrophil, platelet"
     ),
-    "breastmnist": ("malignant", "normal or benign"),
+    "breastmnist": "malignant, normal or benign",
     "dermamnist": (
-        "actinic keratosis",
-        "basal cell carcinoma",
-        "benign keratosis",
-        "dermatofibroma",
-        "melanoma",
-        "melanocytic nevus",
-        "vascular lesion",
+        "actinic keratosis, basal cell carcinoma, benign keratosis, dermatofibroma, melanoma, "
+        "melanocytic nevus, vascular lesion"
     ),
-    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    "octmnist": "choroidal neovascularization, diabetic macular edema, drusen, normal",
     "organamnist": _ORGANS,
     "organcmnist": _ORGANS,
     "organsmnist": _ORGANS,
     "pathmnist": (
-        "adipose",
-        "background",
-        "debris",
-        "lymphocytes",
-        "mucus",
-        "smooth muscle",
-        "normal colon mucosa",
-        "cancer-associated stroma",
-        "colorectal adenocarcinoma epithelium",
+        "adipose, background, debris, lymphocytes, mucus, smooth muscle, normal colon mucosa, "
+        "cancer-associated stroma, colorectal adenocarcinoma epithelium"
     ),
-    "pneumoniamnist": ("normal", "pneumonia"),
-    "retinamnist": ("grade 0", "grade 1", "grade 2", "grade 3", "grade 4"),
+    "pneumoniamnist": "normal, pneumonia",
+    "retinamnist": "grade 0, grade 1, grade 2, grade 3, grade 4",
     "tissuemnist": (
-        "collecting duct",
-        "distal convoluted tubule",
-        "glomerular endothelial cells",
-        "interstitial endothelial cells",
-        "leukocytes",
-        "podocytes",
-        "proximal tubule segments",
-        "thick ascending limb",
+        "collecting duct, distal convoluted tubule, glomerular endothelial cells, interstitial "
+        "endothelial cells, leukocytes, podocytes, proximal tubule segments, thick ascending limb"
     ),
 }
 """Names of classes by data set."""
+
 _COLOR = ("bloodmnist", "dermamnist", "pathmnist", "retinamnist")
 
 
@@ -98,7 +66,7 @@ def load(files: Files) -> Dataset:
     """
     path = files.find(f"MedMNIST/{files.dataset}.npz", f"{files.dataset}.npz")
     arrays = _read_arrays(files.read(path), path)
-    classes = _CLASSES[files.dataset]
+    classes = _CLASSES[files.dataset].split(", ")
     channels = 3 if files.dataset in _COLOR else 1
 
     parts = []

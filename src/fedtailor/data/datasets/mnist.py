@@ -27,17 +27,8 @@ from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
 
 _CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+    "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+).split(", ")
 _LETTERS10 = 10
 # The other lowercase letters look like uppercase ones.
 _MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special
 from scipy.linalg import hadamard
 
-from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset
 from fedtailor.data.files import Files
 
 CLASSES = 10
@@ -55,7 +55,7 @@ def load(files: Files) -> Dataset:
         class_names=tuple(f"class {label}" for label in range(CLASSES)),
         domains=domains,
         domain_names=tuple(f"domain {domain}" for domain in range(DOMAINS)),
-        normalize=Normalization((0.0,), (1.0,)),
+        normalize=AS_THEY_ARE,
         white=1.0,
         num_official_train=_TRAIN * CLASSES * DOMAINS,
     )

@@ -14,6 +14,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord, Normalization
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import ArrayKind, DataOptions
+from fedtailor.data.own.archives import read_arrays
 from fedtailor.data.own.examples import Examples, one_source
 from fedtailor.data.own.findings import (
     MAX_TOTAL_BYTES,
@@ -23,7 +24,6 @@ from fedtailor.data.own.findings import (
     Site,
     Unusable,
 )
-from fedtailor.data.own.hdf5 import read_arrays
 from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
 from fedtailor.data.own.labels import find_regression
 from fedtailor.data.own.names import counted, listed, safe_name, show
@@ -276,10 +276,13 @@ def combine_arrays(
         _ask_for_kind(parts)
 
     # Every part gets its own problem, so that one look tells all files to mend.
-    checks = [_check_finite(part) for part in usable]
-    checks += [part.place.check(_find_difference(part, first)) for part in usable]
-    scale = None if findings.has_errors or not all(checks) else _find_scale(usable)
-    if scale is None or findings.has_errors:
+    for part in usable:
+        _check_finite(part)
+    for part in usable:
+        part.place.check(_find_difference(part, first))
+
+    scale = None if findings.has_errors else _find_scale(usable)
+    if scale is None:
         return None
 
     x = np.concatenate([part.x.astype(scale.kind, copy=False) for part in usable])
@@ -436,10 +439,10 @@ def _find_channels(shape: tuple[int, ...]) -> int | None:
     return 1 if second in (1, 3) and third > 3 else None
 
 
-def _check_finite(part: SiteArrays) -> bool:
-    """Return whether all examples are finite as 32-bit floats; add the first row that is not."""
+def _check_finite(part: SiteArrays) -> None:
+    """Add the first row that is not finite as 32-bit floats."""
     if not part.has_floats:
-        return True
+        return
 
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(part.x.astype(np.float32, copy=False))
@@ -449,8 +452,6 @@ def _check_finite(part: SiteArrays) -> bool:
         where = f"{counted(len(rows), 'row')}; the first at index {rows[0]}"
         message = f"Values are not finite as 32-bit floats in {where}."
         part.place.add("not_finite", message, int(rows[0]))
-
-    return not len(rows)
 
 
 def _find_difference(part: SiteArrays, first: SiteArrays) -> Iterator[Finding]:

@@ -288,18 +288,15 @@ class Table:
         """Names of all columns."""
         return tuple(self.columns)
 
-    def check_rows(self) -> bool:
-        """Return whether all rows are as long as the header; add the others as problems."""
+    def check_rows(self) -> None:
+        """Add a problem for every row that is not as long as the header."""
         for line, length in self.ragged:
             cells = f"The row has {length} cells, the header {len(self.columns)}."
             self.place.add("ragged_row", cells, line)
 
-        return not self.ragged
-
-    def check_types(self, names: Iterable[str], label: str = "") -> bool:
-        """Return whether the columns of these names can be used; add the problems of others."""
-        wrong = [name for name in names if name in self.refused]
-        for name in wrong:
+    def check_types(self, names: Iterable[str], label: str = "") -> None:
+        """Add the problems of those of some columns that cannot be used."""
+        for name in filter(self.refused.__contains__, names):
             kind, sentence = self.refused[name]
             # A list of labels is not a series.
             if kind == "time_series" and name == label:
@@ -310,19 +307,14 @@ class Table:
 
             self.place.add(kind, f"Column {show(name)} {sentence}", severity="error")
 
-        return not wrong
-
-    def check_numbers(self, names: Iterable[str]) -> bool:
-        """Return whether all numbers of these columns are finite; add the problems of others."""
-        checks = []
+    def check_numbers(self, names: Iterable[str]) -> None:
+        """Add the problems of those of some columns that hold infinite numbers."""
         for name in names:
             at = first_at(np.isinf(self.columns[name].numbers))
-            checks.append(self.check_cells("not_finite", name, "values beyond 32-bit floats", at))
+            self.check_cells("not_finite", name, "values beyond 32-bit floats", at)
 
-        return all(checks)
-
-    def check_cells(self, kind: str, name: str, what: str, at: At | None) -> bool:
-        """Return whether no cell of a column is wrong; add the first row, and how many there are.
+    def check_cells(self, kind: str, name: str, what: str, at: At | None) -> None:
+        """Add the first row in which a cell of a column is wrong, and how many there are.
 
         Args:
             kind: of the problem.
@@ -331,11 +323,10 @@ class Table:
             at: the first of them; None if all cells are right.
         """
         if at is None:
-            return True
+            return
 
         line = self.lines[at.row]
         text = f"{show(at.text)} in " if at.text else "in "
         rows = counted(at.num_rows, "row")
         message = f"Column {show(name)} has {what} in {rows}; the first is {text}row {line}."
         self.place.add(kind, message, line, severity="error")
-        return False

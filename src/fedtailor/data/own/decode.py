@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import warnings
@@ -14,7 +15,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedtailor.core.errors import DataError
-from fedtailor.data.files import read_bytes
+from fedtailor.core.reading import read_file
+from fedtailor.data.files import MAX_BYTES
 from fedtailor.data.own.findings import Unusable
 from fedtailor.data.own.walk import USE_INSTEAD_OF_DICOM, is_dicom
 
@@ -70,9 +72,8 @@ def decode(path: Path) -> Decoded:
         Unusable: the image cannot be read; the exception has the kind of the problem and a
             sentence.
     """
-    sources: dict[str, str] = {}
     try:
-        raw = read_bytes(path, sources, folder=path.parent)
+        raw = read_file(path, limit=MAX_BYTES)
     except DataError as error:
         raise Unusable("unreadable_file", error.message) from error
 
@@ -81,7 +82,7 @@ def decode(path: Path) -> Decoded:
     if is_dicom(raw):
         raise Unusable("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}")
     with _decoding(), Image.open(io.BytesIO(raw), formats=FORMATS) as image:
-        return _convert(image)._replace(file_digest=sources[path.name])
+        return _convert(image)._replace(file_digest=hashlib.sha256(raw).hexdigest())
 
 
 def from_pillow(image: Image.Image) -> np.ndarray:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -60,15 +60,6 @@ _UNUSABLE = (
     ),
 )
 """Kind of the problem, pattern, what most texts of the column are, and what to do."""
-
-
-class Joined(NamedTuple):
-    """The features of all tables."""
-
-    x: np.ndarray
-    """All rows (rows, features), float32: numbers, or positions in the texts of a column; NaN for
-    empty cells."""
-    columns: tuple[RawColumn, ...]
 
 
 class _Feature:
@@ -157,14 +148,18 @@ def check_features(
         _note_heavy_tails(numbers, findings)
 
 
-def join_features(features: Sequence[_Feature], findings: Findings) -> Joined | None:
+def join_features(
+    features: Sequence[_Feature], findings: Findings
+) -> tuple[np.ndarray, tuple[RawColumn, ...]] | None:
     """Join features that every table has.
 
     A column without a value in any table stays, as one of empty cells: another site may have values
     there. It is left out when the features are made, unless that site takes part.
 
     Returns:
-        None, with the problem added, if no column has a value.
+        All rows (rows, features), float32, and the columns. A cell is a number, or a position in
+        the texts of its column; NaN if it is empty. None, with the problem added, if no column has
+        a value.
     """
     rows = sum(len(table.lines) for table in features[0].tables)
     x = np.empty((rows, len(features)), dtype=np.float32)
@@ -185,7 +180,7 @@ def join_features(features: Sequence[_Feature], findings: Findings) -> Joined | 
         return None
 
     _describe(used, rows, findings)
-    return Joined(x, tuple(RawColumn(feature.name, feature.categories) for feature in features))
+    return x, tuple(RawColumn(feature.name, feature.categories) for feature in features)
 
 
 def _check_texts(feature: _Feature, findings: Findings) -> None:

@@ -134,6 +134,17 @@ class Finding(NamedTuple):
     row: int | None = None
 
 
+def limit_size(what: str, size: int, limit: int, hint: str = "") -> None:
+    """Check that something does not take more memory than it may.
+
+    Raises:
+        Unusable: it would.
+    """
+    if size > limit:
+        message = f"{what} would take {size} bytes; at most {limit} can be read. {hint}"
+        raise Unusable("too_large", message.rstrip())
+
+
 @dataclass(frozen=True)
 class FindingPlace:
     """A file of a site, whose problems are added to ``findings``."""

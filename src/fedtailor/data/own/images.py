@@ -18,7 +18,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import warn_if_dark
 from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
-from fedtailor.data.own.findings import FindingPlace, Findings, Unusable
+from fedtailor.data.own.findings import FindingPlace, Findings, Unusable, limit_size
 from fedtailor.data.own.names import counted, show
 from fedtailor.data.pictures import square
 
@@ -94,10 +94,8 @@ class _Stack:
         # Colors may come later, so they count already.
         channels = 1 if self.color == "gray" else 3
         needed = self.capacity * shape[0] * shape[1] * channels
-        if needed > MAX_STACK_BYTES:
-            message = f"The images would take {needed} bytes; at most {MAX_STACK_BYTES} are read."
-            raise Unusable("too_large", f"{message} Set a smaller data.image_size.")
-
+        hint = "Set a smaller data.image_size."
+        limit_size("The images", needed, MAX_STACK_BYTES, hint)
         return np.empty((self.capacity, *shape), dtype=np.uint8)
 
 

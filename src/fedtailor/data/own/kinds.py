@@ -40,7 +40,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "unusable": "files that do not fit together in any other way",
         },
         "skipped, error": {
-            "unreadable_file": "unreadable files, or files of more than 1 GiB",
+            "unreadable_file": "unreadable files, or files of more than 2 GiB",
             "empty_file": "files of 0 bytes",
         },
         "skipped": {
@@ -63,7 +63,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "not_an_image": "unreadable images",
             "truncated_image": "images whose file ends too early",
             "damaged_image": "images that cannot be decoded",
-            "image_too_large": "images of more than 50 million pixels or 1 GiB",
+            "image_too_large": "images of more than 50 million pixels",
             "unsupported_image": "images of floats, negative values or more than 16 bits",
         },
         "warning": {

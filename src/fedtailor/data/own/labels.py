@@ -70,9 +70,7 @@ def name_classes(
 
         class_of = {text: str(number) for text, number in numbers.items()}
         class_names = sorted(set(class_of.values()), key=int)
-        regression = find_regression(show(name), len(class_names), examples)
-        for kind, message, _ in regression:
-            tables[0].place.add(kind, message)
+        tables[0].place.check(find_regression(show(name), len(class_names), examples))
 
     # Numbers among texts are classes of their own, which is rarely meant.
     with_number = [text for text, number in numbers.items() if number is not None]

@@ -13,10 +13,10 @@ from pathlib import Path, PurePath
 
 from fedtailor.core.errors import DataError
 from fedtailor.data.cache import digest_of
-from fedtailor.data.options import DataOptions
+from fedtailor.data.options import OWN, DataOptions
+from fedtailor.data.own.archives import ENDINGS
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.findings import Findings, Unusable
-from fedtailor.data.own.hdf5 import ENDINGS
 from fedtailor.data.own.images import SUFFIXES, Picture
 from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.table import TABLES
@@ -116,12 +116,8 @@ class FolderLayout:
         if last_change > time.time() - _TOO_FRESH:
             return ""
 
-        names = ("label_column", "group", "missing", "leave_out", "kind", "image_size", "color")
-        chosen = [getattr(options, name) for name in names]
-        rules = options.cell_rules
-        if rules is not None:
-            chosen.append(rules.to_record())
-
+        # What becomes of numbers is decided after reading.
+        chosen = [getattr(options, name) for name in OWN if name != "numbers"]
         return digest_of(self.words, self.name, str(self.folder), chosen, self.files)
 
 

@@ -162,7 +162,9 @@ def _encode(
         place: gets the problems.
         ignored: columns that may be there though the data in training had none like them.
     """
-    if table is None or place.findings.has_errors or not _check(table, columns, ignored):
+    if table is not None and not place.findings.has_errors:
+        _check(table, columns, ignored)
+    if table is None or place.findings.has_errors:
         return LikeTable(None, (), place.findings.problems)
 
     cells: dict[str, np.ndarray | Texts] = {}
@@ -193,18 +195,19 @@ def _encode(
     return LikeTable(encoded.x, table.lines, problems, encoded.missing, encoded.unseen)
 
 
-def _check(table: Table, columns: Columns, ignored: Container[str]) -> bool:
-    """Return whether a table has the columns of the data in training, with cells of their kind."""
-    if not check_names(table, columns, ignored) or not table.check_types(columns.names):
-        return False
+def _check(table: Table, columns: Columns, ignored: Container[str]) -> None:
+    """Add what is unlike the data in training in the columns of a table, and in their cells."""
+    check_names(table, columns, ignored)
+    table.check_types(columns.names)
+    table.check_rows()
+    check_texts(table, columns)
 
     numbers = [column.name for column in columns.columns if column.kind == "number"]
-    checks = [table.check_rows(), check_texts(table, columns)]
-    return table.check_numbers(numbers) and all(checks)
+    table.check_numbers(name for name in numbers if name in table.columns)
 
 
-def check_names(table: Table, columns: Columns, ignored: Container[str]) -> bool:
-    """Return whether a table has the columns of the data in training; add the problems.
+def check_names(table: Table, columns: Columns, ignored: Container[str]) -> None:
+    """Add the columns that a table lacks, or has besides those of the data in training.
 
     Args:
         table: gets the problems.
@@ -213,22 +216,17 @@ def check_names(table: Table, columns: Columns, ignored: Container[str]) -> bool
     """
     missing, others = columns.compare(table.names)
     extra = [name for name in others if name not in ignored]
-    if missing:
-        what = counted(len(missing), "column is", "columns are")
-        message = f"{what} missing, which the data in training had: {listed(missing)}."
-        table.place.add("missing_column", message)
-
-    if extra:
-        what = counted(len(extra), "column is", "columns are")
-        message = f"{what} there that the data in training did not have: {listed(extra)}."
-        table.place.add("extra_column", message)
-
-    return not missing and not extra
+    for kind, wrong, what in (
+        ("missing_column", missing, "missing, which the data in training had"),
+        ("extra_column", extra, "there that the data in training did not have"),
+    ):
+        if wrong:
+            count = counted(len(wrong), "column is", "columns are")
+            table.place.add(kind, f"{count} {what}: {listed(wrong)}.")
 
 
-def check_texts(table: Table, columns: Columns) -> bool:
-    """Return whether columns of numbers in training hold no text; add the problems of others."""
-    checks = []
+def check_texts(table: Table, columns: Columns) -> None:
+    """Add the columns that hold text, and held numbers in training."""
     for column in columns.columns:
         if column.kind != "number" or column.name not in table.columns:
             continue
@@ -238,6 +236,4 @@ def check_texts(table: Table, columns: Columns) -> bool:
         if at is not None and matches(THOUSANDS_COMMA, at.text):
             what = "numbers with a comma that may be a decimal point or separate thousands,"
 
-        checks.append(table.check_cells("not_a_number", column.name, what, at))
-
-    return all(checks)
+        table.check_cells("not_a_number", column.name, what, at)

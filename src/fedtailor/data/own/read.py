@@ -12,6 +12,7 @@ from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import KIND_OF, DataOptions
+from fedtailor.data.own.arrays import read_npz_sites
 from fedtailor.data.own.examples import Examples, groups_of_paths, one_source
 from fedtailor.data.own.findings import FindingPlace, Findings, OwnData
 from fedtailor.data.own.images import SUFFIXES, read_pictures
@@ -19,6 +20,8 @@ from fedtailor.data.own.layout import FolderLayout, recognize
 from fedtailor.data.own.like import TrainingTables
 from fedtailor.data.own.names import listed, safe_name
 from fedtailor.data.own.sites import cross_check
+from fedtailor.data.own.tables import read_tables
+from fedtailor.data.own.target import read_target
 
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""
@@ -156,19 +159,13 @@ def _dispatch(
         return _read_images(layout, options, findings, report)
 
     if layout.arrays:
-        from fedtailor.data.own.arrays import read_npz_sites
-
         _skip_empty_sites(layout, {site for site, _ in layout.arrays}, findings)
         return read_npz_sites(layout.folder, list(layout.arrays), options, findings)
 
     if layout.tables:
-        from fedtailor.data.own.tables import read_tables
-
         dataset = read_tables(list(layout.tables), options, findings, report, like=like)
         _explain_tables(layout, findings)
         return dataset
-
-    from fedtailor.data.own.target import read_target
 
     return read_target(layout.target, options, findings)
 

@@ -17,17 +17,14 @@ FEW = 20
 
 
 class _AllSites:
-    """How many sites have examples of each class."""
+    """The classes of all sites."""
 
     def __init__(self, sites: list[Site]) -> None:
         self.count = len(sites)
-        self.train: Counter[str] = Counter()
-        self.test: Counter[str] = Counter()
-        self.any: Counter[str] = Counter()
-        for site in sites:
-            self.train.update(site.train.keys())
-            self.test.update(site.test.keys())
-            self.any.update(site.train.keys() | site.test.keys())
+        self.train = {name for site in sites for name in site.train}
+        self.test = {name for site in sites for name in site.test}
+        self.any = Counter(name for site in sites for name in {*site.train, *site.test})
+        """How many sites have examples of a class."""
 
 
 def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:

@@ -26,7 +26,7 @@ from fedtailor.data.columns import MAX_CATEGORIES, Decimal
 from fedtailor.data.files import read_bytes
 from fedtailor.data.own.cells import Cells, Rewrite, Table
 from fedtailor.data.own.decimals import find_meanings, rewrites
-from fedtailor.data.own.findings import FindingPlace, Findings, Unusable
+from fedtailor.data.own.findings import FindingPlace, Findings, Unusable, limit_size
 from fedtailor.data.own.kinds import DATES, SERIES
 from fedtailor.data.own.names import listed, safe_name, show
 from fedtailor.data.own.patterns import cell_of, is_number
@@ -369,9 +369,7 @@ def _check_size(metadata: Any, limit: int) -> None:
     groups = range(metadata.num_row_groups)
     announced = sum(metadata.row_group(group).total_byte_size for group in groups)
     size = max(announced, 4 * metadata.num_rows * metadata.num_columns)
-    if size > limit:
-        message = f"{metadata.num_rows} rows would take {size} bytes; at most {limit} can be read."
-        raise Unusable("too_large", message)
+    limit_size(f"{metadata.num_rows} rows", size, limit)
 
 
 def _refuse_type(kind: Any) -> tuple[str, str] | None:

@@ -22,6 +22,7 @@ from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.examples import Examples, note_groups, one_source
 from fedtailor.data.own.features import check_features, collect_features, join_features
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Finding, FindingPlace, Findings, Site
+from fedtailor.data.own.images import Picture, read_pictures
 from fedtailor.data.own.labels import guess_label, name_classes
 from fedtailor.data.own.like import TrainingTables, check_names, check_texts, names_of_texts
 from fedtailor.data.own.names import listed, safe_name, show
@@ -193,7 +194,8 @@ def read_tables(
     if joined is None:
         return None
 
-    examples = dataclasses.replace(examples, x=joined.x)
+    x, raw_columns = joined
+    examples = dataclasses.replace(examples, x=x)
     tables = [site_table.table for site_table in usable]
     examples.report_duplicates([(table.place.path, table.lines) for table in tables], findings)
     roles = (name for name in first.table.names if name in first.roles)
@@ -210,7 +212,7 @@ def read_tables(
         sources=one_source(name, digests),
         white=1.0,
         normalize=AS_THEY_ARE,
-        raw=RawTable(joined.columns, unused, decimals),
+        raw=RawTable(raw_columns, unused, decimals),
     )
 
 
@@ -371,7 +373,9 @@ def _check_roles(site_table: _SiteTable) -> bool:
         elif name in table.columns:
             cells = table.columns[name]
             wrong = {text for text in cells.texts if (text.lower() in words) == are_wrong}
-            checks.append(table.check_cells(kind, name, what, cells.at(wrong.__contains__)))
+            at = cells.at(wrong.__contains__)
+            table.check_cells(kind, name, what, at)
+            checks.append(at is None)
 
     return all(checks)
 
@@ -465,8 +469,6 @@ def _read_images(
     Returns:
         None if an image is missing or outside of the folder, or none can be read.
     """
-    from fedtailor.data.own.images import Picture, read_pictures  # imports pillow
-
     root = folder.resolve()
     findings = tables[0].table.place.findings
     pictures = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,6 +66,15 @@ class Partition(ABC):
     @abstractmethod
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
         """Return the positions of each client; arguments as in :meth:`divide`."""
+
+    def check_sizes(
+        self, pools: Sequence[np.ndarray], blocks: Sequence[int], names: Sequence[str]
+    ) -> None:
+        """Refuse a pool of examples, such as a class, with fewer of them than clients hold it."""
+        for pool, needed, name in zip(pools, blocks, names, strict=True):
+            if len(pool) < needed:
+                allowed = f"at least {needed} examples of {name}, one for each client that holds it"
+                raise self.impossible(allowed, str(len(pool)))
 
     def impossible(self, allowed: str, got: str) -> DataError:
         """Return the error for data that this partition cannot divide."""
@@ -139,8 +149,7 @@ def divide_groups(
         raise DataError(message, key=error.key, allowed=error.allowed, got=error.got) from error
 
     # The positions of every unit, in ascending order.
-    order = np.argsort(units, kind="stable")
-    members = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
+    _, members = positions_by_value(units)
     return [np.concatenate([members[unit] for unit in part]) for part in parts]
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from fedtailor.core.options import Range
+from fedtailor.core.options import PositiveInt
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, hand_out, positions_by_value
 
@@ -26,7 +25,7 @@ class Classes(Partition):
 
     name = "classes"
 
-    k: Annotated[int, Range(ge=1)]
+    k: PositiveInt
     """Classes of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
@@ -44,15 +43,13 @@ class Classes(Partition):
             for label in hand:
                 holders[label].append(client)
 
+        needed = [len(takers) for takers in holders.values()]
+        self.check_sizes(by_class, needed, [f"class {label}" for label in holders])
+
         # Equal pieces of each class, in random order.
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-        for (label, takers), positions in zip(holders.items(), by_class, strict=True):
-            needed = len(takers)
-            if len(positions) < needed:
-                allowed = f"at least {needed} examples of class {label}, one for each holder"
-                raise self.impossible(allowed, str(len(positions)))
-
-            pieces = np.array_split(generator.permutation(positions), needed)
+        for takers, positions in zip(holders.values(), by_class, strict=True):
+            pieces = np.array_split(generator.permutation(positions), len(takers))
             for client, piece in zip(takers, pieces, strict=True):
                 parts[client].append(piece)
 
@@ -94,7 +91,7 @@ class CyclicClasses(Partition):
 
     name = "cyclic_classes"
 
-    k: Annotated[int, Range(ge=1)] = 5
+    k: PositiveInt = 5
     """Classes of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:

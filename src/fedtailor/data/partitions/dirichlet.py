@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedtailor.core.options import Range
+from fedtailor.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, as_text, hand_out, positions_by_value
 
@@ -47,9 +47,9 @@ class Dirichlet(Partition):
 
     name = "dirichlet"
 
-    alpha: Annotated[float, Range(gt=0)]
+    alpha: PositiveFloat
     """Concentration: clients differ more for smaller values."""
-    min_size: Annotated[float, Range(ge=0)] = 10.0
+    min_size: NonNegativeFloat = 10.0
     """Least number of examples of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
@@ -164,9 +164,9 @@ class DirichletQuota(Partition):
 
     name = "dirichlet_quota"
 
-    alpha: Annotated[float, Range(gt=0)]
+    alpha: PositiveFloat
     """Concentration: clients have fewer classes for smaller values."""
-    quota: Annotated[int, Range(ge=0)] = 0
+    quota: NonNegativeInt = 0
     """Examples of a client; 0: all examples are shared equally, and a remainder is left over."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:

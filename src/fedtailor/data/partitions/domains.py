@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from fedtailor.core.options import Range
+from fedtailor.core.options import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, positions_by_value
 from fedtailor.data.partitions.dirichlet import ShareRule, draw_shares
-from fedtailor.data.partitions.slices import check_sizes, cut_points, give_blocks
+from fedtailor.data.partitions.slices import cut_points, give_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +48,11 @@ class Domains(Partition):
     name = "domains"
     by_domain = True
 
-    per_domain: Annotated[int, Range(ge=1)] = 4
+    per_domain: PositiveInt = 4
     """Clients of a domain."""
-    alpha: Annotated[float, Range(gt=0)] = 0.5
+    alpha: PositiveFloat = 0.5
     """Concentration: the clients of a domain differ more for smaller values."""
-    min_size: Annotated[float, Range(ge=0)] = 10.0
+    min_size: NonNegativeFloat = 10.0
     """Least number of examples of a client."""
 
     def default_clients(self, annotations: Annotations) -> int:
@@ -69,19 +68,17 @@ class Domains(Partition):
             reason = "per_domain for each domain with examples"
             raise self.impossible(f"{allowed}, {reason}", str(clients))
 
+        blocks = [self.per_domain] * len(present)
+        self.check_sizes(by_domain, blocks, [f"domain {domain}" for domain in present])
+
         generator = np.random.RandomState(seed % 2**32)
         rule = ShareRule(self.per_domain, self.alpha, self.min_size)
         parts = []
         for domain, positions in zip(present, by_domain, strict=True):
-            where = f" of domain {domain}"
-            if self.per_domain > len(positions):
-                allowed = f"at least {self.per_domain} examples{where}"
-                raise self.impossible(allowed, str(len(positions)))
-
             # Positions within the domain become positions in the data set.
             _, classes = positions_by_value(annotations.labels[positions])
             pools = [positions[rows] for rows in classes]
-            parts += draw_shares(self, pools, rule, generator, where)
+            parts += draw_shares(self, pools, rule, generator, f" of domain {domain}")
 
         return parts
 
@@ -100,7 +97,7 @@ class DomainLabels(Partition):
     name = "domain_labels"
     by_domain = True
 
-    k: Annotated[int, Range(ge=1)] = 5
+    k: PositiveInt = 5
     """Labels of a client."""
 
     def draw(self, annotations: Annotations, clients: int, seed: int) -> list[np.ndarray]:
@@ -131,7 +128,7 @@ class DomainLabels(Partition):
 
         # Every label in a domain has its own cut points.
         blocks = list(map(len, takers.values()))
-        check_sizes(self, pools, blocks, names)
+        self.check_sizes(pools, blocks, names)
         cuts = []
         for pool, count in zip(pools, blocks, strict=True):
             cuts.append(cut_points(len(pool), count, generator))

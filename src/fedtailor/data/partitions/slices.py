@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
-from fedtailor.core.options import Range
+from fedtailor.core.options import NonNegativeInt
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, positions_by_value
 
@@ -30,7 +29,7 @@ class LabelSlices(Partition):
 
     name = "label_slices"
 
-    k: Annotated[int, Range(ge=0)] = 0
+    k: NonNegativeInt = 0
     """Labels of a client; 0: half of them."""
     shared_cuts: bool = True
     """One set of cut points for all labels, as released; otherwise separate cut points for each
@@ -50,7 +49,7 @@ class LabelSlices(Partition):
         group = num_labels // k
         reason = f"since a client holds {k} of {num_labels} classes"
         blocks = _count_groups(self, clients, group, reason)
-        check_sizes(self, pools, [blocks] * num_labels, [f"class {label}" for label in labels])
+        self.check_sizes(pools, [blocks] * num_labels, [f"class {label}" for label in labels])
 
         # Who gets a block of which label, and where labels are cut.
         takers = _deal(num_labels, blocks, group, generator)
@@ -91,7 +90,7 @@ class SubclassSlices(Partition):
         group = 1 if self.homogeneous else len(families[0])
         blocks = _count_groups(self, clients, group, "the number of subclasses of a label")
         names = [f"subclass {subclass}" for subclass in subclasses]
-        check_sizes(self, pools, [blocks] * len(pools), names)
+        self.check_sizes(pools, [blocks] * len(pools), names)
 
         # Block i goes to client i, unless the clients of a group share the subclasses.
         takers = np.repeat(np.arange(blocks)[:, None], len(pools), axis=1)
@@ -149,16 +148,6 @@ def give_blocks(
 def cut_points(size: int, blocks: int, generator: np.random.Generator) -> np.ndarray:
     """Return ``blocks`` - 1 different points, uniform in 1 to ``size`` - 1 and sorted."""
     return np.sort(generator.choice(size - 1, blocks - 1, replace=False)) + 1
-
-
-def check_sizes(
-    partition: Partition, pools: Sequence[np.ndarray], blocks: Sequence[int], names: Sequence[str]
-) -> None:
-    """Refuse a type with fewer examples than clients that hold it."""
-    for pool, needed, name in zip(pools, blocks, names, strict=True):
-        if len(pool) < needed:
-            allowed = f"at least {needed} examples of {name}, one for each client that holds it"
-            raise partition.impossible(allowed, str(len(pool)))
 
 
 def _cut_all(

@@ -1,23 +1,21 @@
-"""A safe reader of HDF5 files (``.h5``) from untrusted sources, by the extra ``hdf5``."""
+"""Safe readers of files of arrays from untrusted sources: ``.npz``, and by an extra ``.h5``."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtailor.core.extras import install_command
-from fedtailor.data.own.findings import Unusable
-from fedtailor.data.own.npz import read_archive
+from fedtailor.data.own.findings import Unusable, limit_size
 
 HDF5 = (".h5", ".hdf5")
 """Endings of HDF5 files."""
-
-
 ENDINGS = (".npz", *HDF5)
 """Endings of files of arrays."""
 
@@ -28,6 +26,26 @@ def read_arrays(
     """Return some arrays of a file, as :func:`read_archive` or :func:`read_hdf5`, by its name."""
     read = read_hdf5 if path.suffix.lower() in HDF5 else read_archive
     return read(raw, names, limit=limit)
+
+
+def read_archive(
+    raw: bytes, names: Collection[str], *, limit: int
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return those of the arrays ``names`` that are there, and the names of all arrays.
+
+    Sizes are checked before anything is decompressed: the wanted arrays together may have at most
+    ``limit`` bytes. Nothing is unpickled.
+
+    Raises:
+        Unusable: the file is not an archive, damaged or too large, or has an array of Python
+            objects.
+    """
+    with _reading("NumPy archive"), np.load(io.BytesIO(raw), allow_pickle=False) as archive:
+        files = archive.zip.infolist()
+        sizes = {info.filename.removesuffix(".npy"): info.file_size for info in files}
+        chosen = [name for name in names if name in sizes]
+        limit_size("The arrays", sum(sizes[name] for name in chosen), limit)
+        return {name: np.asarray(archive[name]) for name in chosen}, sorted(sizes)
 
 
 def read_hdf5(
@@ -48,20 +66,27 @@ def read_hdf5(
 
     import h5py
 
-    try:
-        with h5py.File(io.BytesIO(raw), "r") as file:
-            present = sorted(file)
-            chosen = {name: _own_dataset(file, name) for name in names if name in present}
-            size = sum(dataset.size * dataset.dtype.itemsize for dataset in chosen.values())
-            if size > limit:
-                message = f"The arrays would take {size} bytes; at most {limit} can be read."
-                raise Unusable("too_large", message)
+    with _reading("HDF5 file"), h5py.File(io.BytesIO(raw), "r") as file:
+        present = sorted(file)
+        chosen = {name: _own_dataset(file, name) for name in names if name in present}
+        size = sum(dataset.size * dataset.dtype.itemsize for dataset in chosen.values())
+        limit_size("The arrays", size, limit)
+        return {name: _values_of(dataset) for name, dataset in chosen.items()}, present
 
-            return {name: _values_of(dataset) for name, dataset in chosen.items()}, present
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn the exceptions of a damaged file into :class:`Unusable`."""
+    try:
+        yield
     except Unusable:
         raise
-    except Exception as error:  # of the library, for damaged files
-        message = f"The HDF5 file cannot be read: {type(error).__name__}: {error}."
+    except Exception as error:  # one of a dozen exceptions of five modules
+        message = f"The {what} cannot be read: {type(error).__name__}: {error}."
+        if "Object arrays" in str(error):  # of NumPy
+            message += " Store numbers, or text for class names."
+            raise Unusable("object_array", message) from error
+
         raise Unusable("damaged_archive", message) from error
 
 
