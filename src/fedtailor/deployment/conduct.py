@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import one_line, unknown_name
 from fedtailor.core.reading import read_object
+from fedtailor.deployment.federation_folder import FederationFolder
 
 CONDUCT_FILE = "excluded.json"
 MOST_OFFENCES = 3
@@ -31,13 +32,19 @@ class Conduct(NamedTuple):
     """Of the sites, by number."""
 
     def note(self, client: int, stage: str, round: int, reason: str) -> None:
-        """Note what a site has sent. A round that is done again counts once."""
-        offences = read_offences(self.folder)
-        mine = offences.setdefault(self.names[client], [])
+        """Note what a site has sent. A round that is done again counts once.
+
+        Raises:
+            DataError: the file of what is noted is damaged.
+            RunError: a command is changing the folder, and does not end.
+        """
         request = {"run": self.run, "round": round, "stage": stage}
-        if not any(request.items() <= offence.items() for offence in mine):
-            mine.append({**request, "reason": one_line(reason)})
-            write_offences(self.folder, offences)
+        with FederationFolder(self.folder).changing():
+            offences = read_offences(self.folder)
+            mine = offences.setdefault(self.names[client], [])
+            if not any(request.items() <= offence.items() for offence in mine):
+                mine.append({**request, "reason": one_line(reason)})
+                write_offences(self.folder, offences)
 
     def excluded(self) -> dict[int, str]:
         """Return the excluded sites by number, each with the reason."""
@@ -64,13 +71,17 @@ def allow(folder: Path, name: str) -> int:
 
     Raises:
         ConfigError: nothing is noted of it.
+        RunError: another command is changing the folder, and does not end.
     """
-    offences = read_offences(folder)
-    if name not in offences:
-        raise unknown_name("site with wrong answers", name, sorted(offences), key="name")
+    # A server may be noting the next one.
+    with FederationFolder(folder).changing():
+        offences = read_offences(folder)
+        if name not in offences:
+            raise unknown_name("site with wrong answers", name, sorted(offences), key="name")
 
-    removed = offences.pop(name)
-    write_offences(folder, offences)
+        removed = offences.pop(name)
+        write_offences(folder, offences)
+
     return len(removed)
 
 

@@ -1,0 +1,32 @@
+"""What sites have done wrong: the server and a command may change it at once."""
+
+import threading
+
+import pytest
+
+from fedtailor.core.errors import RunError
+from fedtailor.deployment import federation_folder
+from fedtailor.deployment.conduct import Conduct, allow, read_offences
+from fedtailor.deployment.federation_folder import FederationFolder
+
+
+def test_what_is_noted_while_a_command_forgets_a_site_is_kept(tmp_path):
+    conduct = Conduct(tmp_path, "0001", ["Oslo", "Lima"])
+    conduct.note(0, "train", 1, "it is not JSON")
+    noting = threading.Thread(target=conduct.note, args=(1, "train", 1, "it is too large"))
+
+    # The server notes something in the middle of the command's change.
+    with FederationFolder(tmp_path).changing():
+        noting.start()
+        noting.join(0.2)
+        assert list(read_offences(tmp_path)) == ["Oslo"]
+
+    noting.join()
+    assert allow(tmp_path, "Oslo") == 1
+    assert list(read_offences(tmp_path)) == ["Lima"]
+
+
+def test_a_folder_that_another_command_changes_for_long_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(federation_folder, "_LONGEST_CHANGE", 0.1)
+    with FederationFolder(tmp_path).changing(), pytest.raises(RunError, match="another command"):
+        allow(tmp_path, "Oslo")
