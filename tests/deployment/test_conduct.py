@@ -10,23 +10,30 @@ from fedtailor.deployment.conduct import Conduct, allow, read_offences
 from fedtailor.deployment.federation_folder import FederationFolder
 
 
-def test_what_is_noted_while_a_command_forgets_a_site_is_kept(tmp_path):
-    conduct = Conduct(tmp_path, "0001", ["Oslo", "Lima"])
+@pytest.fixture
+def folder(tmp_path):
+    """Return the folder of a server."""
+    (tmp_path / "federation.toml").touch()
+    return tmp_path
+
+
+def test_what_is_noted_while_a_command_forgets_a_site_is_kept(folder):
+    conduct = Conduct(folder, "0001", ["Oslo", "Lima"])
     conduct.note(0, "train", 1, "it is not JSON")
     noting = threading.Thread(target=conduct.note, args=(1, "train", 1, "it is too large"))
 
     # The server notes something in the middle of the command's change.
-    with FederationFolder(tmp_path).changing():
+    with FederationFolder(folder).changing():
         noting.start()
         noting.join(0.2)
-        assert list(read_offences(tmp_path)) == ["Oslo"]
+        assert list(read_offences(folder)) == ["Oslo"]
 
     noting.join()
-    assert allow(tmp_path, "Oslo") == 1
-    assert list(read_offences(tmp_path)) == ["Lima"]
+    assert allow(folder, "Oslo") == 1
+    assert list(read_offences(folder)) == ["Lima"]
 
 
-def test_a_folder_that_another_command_changes_for_long_is_one_sentence(tmp_path, monkeypatch):
+def test_a_folder_that_another_command_changes_for_long_is_one_sentence(folder, monkeypatch):
     monkeypatch.setattr(federation_folder, "_LONGEST_CHANGE", 0.1)
-    with FederationFolder(tmp_path).changing(), pytest.raises(RunError, match="another command"):
-        allow(tmp_path, "Oslo")
+    with FederationFolder(folder).changing(), pytest.raises(RunError, match="another command"):
+        allow(folder, "Oslo")
