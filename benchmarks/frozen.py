@@ -66,13 +66,13 @@ IN_ROUNDS = ("fedavg_ft", "pfedfda", "pfedfda-frozen", "local")
 """Methods that train a layer on the features, at each client."""
 OURS = "one_shot_fda"
 DRAWN = {
-    OURS: "a head a client",
-    "fedcgs-lda": "one global head",
-    "fed3r": "one global head",
-    "fedcof": "one global head",
-    "fedncm": "one global head",
-    "fedavg_ft": "trained in rounds",
-    "pfedfda": "trained in rounds",
+    OURS: "a head a client: 2 exchanges",
+    "fedcgs-lda": "one global head: 1 exchange",
+    "fed3r": "one global head: 1 exchange",
+    "fedcof": "one global head: 1 exchange",
+    "fedncm": "one global head: 1 exchange",
+    "fedavg_ft": "trained: 40 rounds",
+    "pfedfda": "trained: 40 rounds",
 }
 """The methods of the figure, and what they make."""
 METHODS: dict[str, dict[str, Any]] = {
