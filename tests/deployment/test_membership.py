@@ -226,15 +226,15 @@ def test_a_server_that_is_killed_while_a_site_joins(tmp_path, monkeypatch, step)
 @pytest.mark.parametrize("before", [True, False])
 def test_a_server_that_is_killed_while_it_notes_a_change(tmp_path, monkeypatch, before):
     world = world_of(tmp_path, "scaffold")
-    write = membership.write_whole
+    write = membership.write_json
 
-    def killed_once(path, text):
-        monkeypatch.setattr(membership, "write_whole", write)
+    def killed_once(path, record, **form):
+        monkeypatch.setattr(membership, "write_json", write)
         if not before:
-            write(path, text)
+            write(path, record, **form)
         raise Killed
 
-    monkeypatch.setattr(membership, "write_whole", killed_once)
+    monkeypatch.setattr(membership, "write_json", killed_once)
     serve(world, [(2, "remove", "clinic", ""), (3, "pause", "office", "")])
     run = assert_same_as_simulation(world, check_states=True)
     assert read_history(run.path) == ("3 leave clinic", "4 pause office")

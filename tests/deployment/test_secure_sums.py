@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from fedtailor.algorithms import ALGORITHMS
-from fedtailor.core.atomic import write_whole
+from fedtailor.core.atomic import write_json, write_whole
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.deployment import closed_sum, masked_sum
+from fedtailor.deployment.conduct import read_offences
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.mask_kinds import KINDS
 from fedtailor.experiment.reader import read_run
 from fedtailor.privacy.masks.shares import SHARE_BYTES
@@ -211,9 +213,13 @@ def test_a_server_that_is_killed_opens_the_sum_without_a_site_that_is_gone(
         if is_step and steps == step:
             raise Killed
 
-    def write(path, content):
+    def write_closed(path, content):
         write_whole(path, content)
-        count(path.name == "train-000001-00.closed" or '"agreed": {"' in str(content))
+        count(path.name == "train-000001-00.closed")
+
+    def write_masked(path, record):
+        write_json(path, record)
+        count(bool(record["agreed"]))
 
     class Going(Losing):
         def send(self, requests):
@@ -228,8 +234,8 @@ def test_a_server_that_is_killed_opens_the_sum_without_a_site_that_is_gone(
             return client == 3
         return client == 2 and kind in ("agree", "unmask", "train", "personalize", "score")
 
-    for module in (closed_sum, masked_sum):
-        monkeypatch.setattr(module, "write_whole", write)
+    monkeypatch.setattr(closed_sum, "write_whole", write_closed)
+    monkeypatch.setattr(masked_sum, "write_json", write_masked)
     with pytest.raises(Killed) if step else nullcontext():
         world.serve(lambda sites: Going([site.answer for site in sites], lost))
 
@@ -289,6 +295,30 @@ def test_a_site_that_sends_something_wrong_spoils_nothing(tmp_path, kind, change
     with_one(world, 0, kind, change)
     run = assert_same_as_simulation(world)
     assert any(event["kind"] in ("absent", "failed") for event in run.events) == is_absent
+
+
+@pytest.mark.parametrize("kind", ["keys", "train", "unmask"])
+def test_a_reply_that_is_no_message_is_noted(tmp_path, kind):
+    world = of_four(tmp_path, deploy={"deadline": 0.3, "grace": 0.1, "resend": 0.1})
+
+    def make(sites):
+        answers = [site.answer for site in sites]
+        plain = answers[0]
+
+        def answer(request):
+            if request.head["kind"] == kind:
+                return SiteFailure("damaged", "the reply is damaged: it has no head")
+            return plain(request)
+
+        answers[0] = answer
+        return FunctionTransport(answers)
+
+    world.serve(make)
+    assert_same_as_simulation(world)
+    offences = read_offences(world.path / "server")
+    assert list(offences) == [NAMES[0]]
+    assert {offence["stage"] for offence in offences[NAMES[0]]} == {kind}
+    assert "it has no head" in offences[NAMES[0]][0]["reason"]
 
 
 def test_a_vector_of_noise_makes_a_sum_that_cannot_be_right(tmp_path):

@@ -223,7 +223,7 @@ def partition(
     """Divide data among clients, and show what each of them has; --out writes the split."""
     from fedtailor.cli.show.data import show_partition
     from fedtailor.cli.show.progress import CountLine
-    from fedtailor.core.atomic import to_json, write_whole
+    from fedtailor.core.atomic import write_json
     from fedtailor.data.build import split_record
     from fedtailor.data.describe import describe_division
     from fedtailor.data.division import divide
@@ -241,7 +241,7 @@ def partition(
     # The record also says under which corruption each client's images are.
     split = split_record(division, _conditions(division, options))
     if out:
-        write_whole(Path(out), to_json(split) + "\n")
+        write_json(Path(out), split)
 
     record = describe_division(division, split)
     record["notes"] = division.notes

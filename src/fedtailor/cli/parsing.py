@@ -77,7 +77,7 @@ def _debug_option() -> Any:
     return option
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands; their names may be spelled with capitals, hyphens or underscores."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -95,7 +95,7 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, [command or name, *args[1:]])
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """The group of all commands. The module of a command is imported when the command runs."""
 
     commands_by_name: ClassVar[Mapping[str, LazyCommand]]
@@ -142,7 +142,7 @@ class LazyCommand(NamedTuple):
         return command
 
 
-def make_app(cls: type[Group] = Group) -> typer.Typer:
+def make_app(cls: type[CommandGroup] = CommandGroup) -> typer.Typer:
     """Return an empty group of commands."""
     return typer.Typer(
         cls=cls, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False

@@ -101,7 +101,7 @@ def predict(
 
 def _summary(model: PersonalModel, rows: Sequence[Prediction], sources: Sources, out: str) -> str:
     """Return one line about all predictions: what a reader must know before using them."""
-    from fedtailor.data.own.names import counted
+    from fedtailor.core.text import counted
 
     where = f" in {out}" if out else ""
     facts = [counted(len(rows), "prediction") + where]

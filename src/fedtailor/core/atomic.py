@@ -83,6 +83,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
 
 
+def write_json(path: Path, value: Any, *, indent: int | None = None, compact: bool = False) -> None:
+    """Write a value as :func:`to_json` does, and a line end, as :func:`write_whole` does.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    write_whole(path, to_json(value, indent=indent, compact=compact) + "\n")
+
+
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> bytes:
     """Append one line of JSON per record, and synchronize; return what was appended.
 

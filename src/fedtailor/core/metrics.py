@@ -9,10 +9,15 @@ bins. AUROC: see :mod:`fedtailor.core.scores`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from fedtailor.core.scores import ClassShares, Scores
+
+Point = Literal["global", "local", "personalized"]
+"""Which model of a client is evaluated."""
+ClientGroup = Literal["known", "new"]
+"""Clients that take part in training, or new ones, which never do."""
 
 
 def _accuracy(scores: Scores) -> float:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtailor.core.errors import DataError, joined
+from fedtailor.core.text import listed
 from fedtailor.data.column_summaries import merge_summaries, summarize
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.names import listed
 from fedtailor.data.split import ClientPositions
 
 

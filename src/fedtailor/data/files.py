@@ -92,7 +92,7 @@ class Files:
         try:
             return self.read(path).decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise damaged(path, "text in UTF-8", str(error)) from error
+            raise wrong_content(path, "text in UTF-8", str(error)) from error
 
     def missing(self, *relative_paths: str) -> DataError:
         """Return the error for a data set without a file at any of some paths."""
@@ -136,7 +136,7 @@ def read_bytes(path: Path, sources: dict[str, str], *, folder: Path) -> bytes:
     return raw
 
 
-def damaged(path: Path, allowed: str, got: object) -> DataError:
+def wrong_content(path: Path, allowed: str, got: object) -> DataError:
     """Return the error for a file with other content than expected; ``got`` may be an exception."""
     text = f"{type(got).__name__}: {got}" if isinstance(got, Exception) else str(got)
     text = text[:200]
@@ -152,4 +152,4 @@ def check_count(path: Path, labels: Sized, examples: Sized) -> None:
     """
     if len(labels) != len(examples):
         allowed = f"{len(examples)} labels, one for each example"
-        raise damaged(path, allowed, f"{len(labels)} labels")
+        raise wrong_content(path, allowed, f"{len(labels)} labels")

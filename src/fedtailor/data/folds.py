@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fedtailor.core.errors import joined
-from fedtailor.data.own.names import counted
+from fedtailor.core.text import counted
 
 
 def assign_folds(

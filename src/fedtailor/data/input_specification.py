@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from safetensors.numpy import load, save
 
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import to_json, write_json, write_whole
 from fedtailor.core.errors import DataError, FedtailorError
 from fedtailor.core.options import Range, check_options, check_value
 from fedtailor.core.reading import damaged, read_file, read_object
@@ -180,7 +180,7 @@ def write_input_specification(folder: Path, inputs: InputSpecification) -> None:
     numbers = save({"mean": inputs.mean, "std": inputs.std})
     write_whole(folder / _TENSORS, numbers)
     record = {**inputs.to_record(), "file": _TENSORS, "sha256": hashlib.sha256(numbers).hexdigest()}
-    write_whole(folder / _JSON, to_json(record, indent=2) + "\n")
+    write_json(folder / _JSON, record, indent=2)
 
 
 def read_input_specification(folder: Path) -> InputSpecification:

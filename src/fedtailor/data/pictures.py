@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
-from fedtailor.data.files import MAX_BYTES, READING, Files, damaged
+from fedtailor.data.files import MAX_BYTES, READING, Files, wrong_content
 
 _MAX_BYTES = 64 * 2**20
 _MAX_PIXELS = 80_000_000
@@ -59,7 +59,7 @@ def read_pictures(
 
         if image.shape[:2] != (side, side):
             got = f"{image.shape[1]}x{image.shape[0]}"
-            raise damaged(path, f"a picture of {side}x{side} pixels", got)
+            raise wrong_content(path, f"a picture of {side}x{side} pixels", got)
 
         pixels[row] = image
         # Name and content both count, since the name decides label and order.
@@ -98,7 +98,7 @@ def decode_picture(raw: bytes, path: Path, formats: tuple[str, ...]) -> Image.Im
         DataError: it is damaged, too large, or has another format; the message names the path.
     """
     if len(raw) > _MAX_BYTES:
-        raise damaged(path, f"at most {_MAX_BYTES} bytes", "more")
+        raise wrong_content(path, f"at most {_MAX_BYTES} bytes", "more")
 
     try:
         with warnings.catch_warnings():
@@ -106,13 +106,13 @@ def decode_picture(raw: bytes, path: Path, formats: tuple[str, ...]) -> Image.Im
             with Image.open(io.BytesIO(raw), formats=formats) as image:
                 size = f"{image.width}x{image.height}"
                 if image.width * image.height > _MAX_PIXELS:
-                    raise damaged(path, f"at most {_MAX_PIXELS} pixels", size)
+                    raise wrong_content(path, f"at most {_MAX_PIXELS} pixels", size)
                 if image.mode not in _MODES:
-                    raise damaged(path, "a picture of 8 bits per channel", image.mode)
+                    raise wrong_content(path, "a picture of 8 bits per channel", image.mode)
 
                 return image.convert("RGB")
     except DataError:
         raise
     except Exception as error:  # Pillow raises almost any exception on damaged files
         allowed = f"an intact picture ({', '.join(formats)})"
-        raise damaged(path, allowed, error) from error
+        raise wrong_content(path, allowed, error) from error

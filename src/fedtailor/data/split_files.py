@@ -17,11 +17,11 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
+from fedtailor.core.text import listed, quoted
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import TestPolicy
 from fedtailor.data.own.archives import read_archive
 from fedtailor.data.own.findings import Unusable
-from fedtailor.data.own.names import listed, show
 from fedtailor.data.split import ClientPositions, SplitRecord, read_split, refuse_split
 
 _ARRAYS = ("train", "test")
@@ -90,7 +90,7 @@ def read_split_file(path: Path, dataset: Dataset) -> LoadedSplit:
     ]
     for is_right, allowed, got in checks:
         if not is_right:
-            raise refuse_split(path, allowed, show(got))
+            raise refuse_split(path, allowed, quoted(got))
 
     return LoadedSplit(
         positions=positions,
@@ -144,7 +144,7 @@ def _to_positions(path: Path, record: Any, num_rows: int) -> ClientPositions:
         try:
             values = np.asarray(record[side])
         except (TypeError, LookupError, ValueError) as error:
-            raise refuse_split(path, allowed, show(record)) from error
+            raise refuse_split(path, allowed, quoted(record)) from error
 
         # NumPy gives an empty list the type float64.
         if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
@@ -161,11 +161,11 @@ def _to_positions(path: Path, record: Any, num_rows: int) -> ClientPositions:
 
 
 def _other_data(path: Path, record: SplitRecord, dataset: Dataset) -> DataError:
-    digest = show(record["data_sha256"])
+    digest = quoted(record["data_sha256"])
     return DataError(
-        f"{path}: the split is of data set {show(record['dataset'])} with the digest {digest}, but "
-        f"data set '{dataset.name}' has '{dataset.digest}'. Use the data that was divided, read "
-        "with the same options, or divide this data again.",
+        f"{path}: the split is of data set {quoted(record['dataset'])} with the digest {digest}, "
+        f"but data set '{dataset.name}' has '{dataset.digest}'. Use the data that was divided, "
+        "read with the same options, or divide this data again.",
         key="data.split",
         path=path,
         allowed=dataset.digest,

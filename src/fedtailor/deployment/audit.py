@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedtailor.core.atomic import append_lines, cut_unfinished_line, to_json, write_whole
+from fedtailor.core.atomic import append_lines, cut_unfinished_line, to_json, write_json
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_lines, read_object
 from fedtailor.deployment.envelope import Envelope
@@ -117,7 +117,7 @@ class Audit:
         self._write_state()
 
     def _write_state(self) -> None:
-        write_whole(self._folder / STATE_FILE, to_json(self._end._asdict()) + "\n")
+        write_json(self._folder / STATE_FILE, self._end._asdict())
         self._noted = self._end
 
 

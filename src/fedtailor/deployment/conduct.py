@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import write_json
 from fedtailor.core.errors import one_line, unknown_name
 from fedtailor.core.reading import read_object
 from fedtailor.deployment.federation_folder import FederationFolder
@@ -98,4 +98,4 @@ def read_offences(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 def write_offences(folder: Path, offences: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Write what is noted."""
-    write_whole(folder / CONDUCT_FILE, to_json(offences, indent=2) + "\n")
+    write_json(folder / CONDUCT_FILE, offences, indent=2)

@@ -30,7 +30,7 @@ _SAME = ("data", "model", "algorithm")
 """Sections that decide what the state of a server means."""
 
 
-class FinishedRun(NamedTuple):
+class EarlierRun(NamedTuple):
     """A run across sites that has finished, as one to continue."""
 
     plan: DeploymentPlan
@@ -38,7 +38,7 @@ class FinishedRun(NamedTuple):
     """The state of the server at its end."""
 
     @classmethod
-    def read(cls, path: Path, file: FederationFile) -> FinishedRun:
+    def read(cls, path: Path, file: FederationFile) -> EarlierRun:
         """Read the folder of a run that ``file`` continues.
 
         Raises:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtailor.core.atomic import safe_name, to_json, write_whole
+from fedtailor.core.atomic import safe_name, write_json
 from fedtailor.core.errors import ConfigError, DataError, RunError, unknown_name
 from fedtailor.core.folders import LockedError, lives, lock, this_process
 from fedtailor.core.options import wrong_value
@@ -212,7 +212,7 @@ class FederationFolder:
             removed.append({"name": left.name, "key": left.key})
 
         record = {"sites": [site._asdict() for site in sites], "removed": removed}
-        write_whole(self.path / SITES_FILE, to_json(record, indent=2) + "\n")
+        write_json(self.path / SITES_FILE, record, indent=2)
 
 
 def numbered_runs(folder: Path) -> list[Path]:
@@ -268,7 +268,7 @@ def check_enough(sites: Sequence[Registered]) -> None:
 def write_attendance(folder: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
     """Write who is there, by the name of the site."""
     record = {"process": this_process(), "time": time.time(), "sites": sites}
-    write_whole(folder / ATTENDANCE_FILE, to_json(record) + "\n")
+    write_json(folder / ATTENDANCE_FILE, record)
 
 
 def read_attendance(folder: Path) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import write_json
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import content_of, read_object
@@ -78,7 +78,7 @@ class SumRecord:
             RunError: the file cannot be written.
         """
         agreed = {str(number): signature.hex() for number, signature in self.agreed.items()}
-        write_whole(path, to_json({**vars(self), "agreed": agreed}) + "\n")
+        write_json(path, {**vars(self), "agreed": agreed})
 
 
 class MaskedSum:

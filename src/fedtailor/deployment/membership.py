@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import write_json
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.history import Change, ChangeKind, History
 from fedtailor.core.reading import content_of, read_object
@@ -120,7 +120,7 @@ class Membership:
 
     def _write(self, lines: Sequence[str], joined: Sequence[Member]) -> None:
         record = {"changes": lines, "joined": [member._asdict() for member in joined]}
-        write_whole(self._run / HISTORY_FILE, to_json(record, indent=2) + "\n")
+        write_json(self._run / HISTORY_FILE, record, indent=2)
         self.lines = tuple(lines)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, check_options, show
-from fedtailor.data.own.names import counted
+from fedtailor.core.text import counted
 from fedtailor.deployment.mask_kinds import KINDS
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.core.atomic import discard, make_folder, to_json, write_whole
+from fedtailor.core.atomic import discard, make_folder, write_json, write_whole
 from fedtailor.core.reading import content_of, damaged, read_file, read_object
 from fedtailor.deployment.closed_sum import CLOSED
 from fedtailor.deployment.conduct import Conduct
@@ -189,7 +189,7 @@ class SecureSums:
             holders = [int(count) for count in total]
             if not self._are_holders(holders, num_classes):
                 raise SumFailedError("the sum of which classes there are cannot be right")
-            write_whole(path, to_json({"holders": holders}) + "\n")
+            write_json(path, {"holders": holders})
             return holders
         raise reason
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtailor.core.atomic import make_folder, to_json, write_whole
+from fedtailor.core.atomic import make_folder, write_json, write_whole
 from fedtailor.core.errors import (
     ConfigError,
     DataError,
@@ -38,7 +38,7 @@ from fedtailor.deployment.agreement import (
     ask_to_join,
 )
 from fedtailor.deployment.conduct import Conduct, excluded_sites
-from fedtailor.deployment.continuation import FinishedRun, first_state
+from fedtailor.deployment.continuation import EarlierRun, first_state
 from fedtailor.deployment.exchange import Attendance, Exchange, Seen, Transport, Waits
 from fedtailor.deployment.federation_folder import (
     APP_FILE,
@@ -112,14 +112,14 @@ def serve_rounds(
 
     connect = partial(_exchange, folder, file.deploy, make_transport)
     if not (run / PLAN_FILE).is_file():
-        before = None if start is None else FinishedRun.read(start, file)
+        before = None if start is None else EarlierRun.read(start, file)
         _make_folder(run, _begin(folder, file, connect, before), text, before)
 
     return _serve(folder, run, connect)
 
 
 def _begin(
-    folder: Path, file: FederationFile, connect: Connect, before: FinishedRun | None
+    folder: Path, file: FederationFile, connect: Connect, before: EarlierRun | None
 ) -> Agreement:
     """Agree with the sites that are registered and not paused."""
     while True:
@@ -503,7 +503,7 @@ def _split(agreement: Agreement) -> dict[str, Any]:
     }
 
 
-def _make_folder(run: Path, agreement: Agreement, text: bytes, before: FinishedRun | None) -> None:
+def _make_folder(run: Path, agreement: Agreement, text: bytes, before: EarlierRun | None) -> None:
     """Make the run folder; the plan comes last, so that a folder without one is made again."""
     # An earlier process may have been killed on its way to the plan.
     shutil.rmtree(run, ignore_errors=True)
@@ -546,7 +546,7 @@ def serve_app(
 
     def note(outcome: Mapping[str, Any]) -> None:
         record = {"submission": submission, "process": this_process(), **outcome}
-        write_whole(folder / APP_FILE, to_json(record) + "\n")
+        write_json(folder / APP_FILE, record)
 
     def connect(numbers: Mapping[str, int]) -> Transport:
         return make_transport(partial(_read_nodes, folder, numbers))

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import to_json, write_json
 from fedtailor.core.errors import DataError
 from fedtailor.core.options import show
 from fedtailor.core.reading import read_object
+from fedtailor.core.text import counted
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.names import counted
 from fedtailor.deployment.policy import LARGEST_SEED, SitePolicy
 
 MEMORY_FILE = "answers.json"
@@ -160,7 +160,7 @@ class SiteMemory:
         return answers[digest]
 
     def _save(self) -> None:
-        write_whole(self._path, to_json(self._record) + "\n")
+        write_json(self._path, self._record)
 
 
 def _other_division(key: str, before: object, now: object) -> DataError:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Range, check_options, wrong_value
-from fedtailor.data.own.names import counted
+from fedtailor.core.text import counted
 from fedtailor.privacy.claims import round_up
 from fedtailor.privacy.ledger import LEDGER_FILE, Ledger, read_entries
 from fedtailor.privacy.options import Colluding, PrivacyOptions, colluding_of

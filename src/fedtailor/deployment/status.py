@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import write_json, write_whole
 from fedtailor.core.errors import DataError, FedtailorError, describe_error
 from fedtailor.core.folders import this_process
 from fedtailor.core.reading import content_of
@@ -360,7 +360,7 @@ class StatusFiles:
             content = {key: status[key] for key in status if key not in ("time", "seconds_left")}
             now = time.monotonic()
             if content != self._before or now - self._written >= _LONGEST:
-                write_whole(self._folder / STATUS_FILE, to_json(status, indent=1) + "\n")
+                write_json(self._folder / STATUS_FILE, status, indent=1)
                 write_whole(self._folder / PAGE_FILE, self._draw(status))
                 self._before = content
                 self._written = now

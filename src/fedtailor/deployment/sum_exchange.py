@@ -18,7 +18,7 @@ from fedtailor.privacy.masks.session import Session
 Value = TypeVar("Value")
 
 
-class Collected(NamedTuple, Generic[Value]):
+class Answers(NamedTuple, Generic[Value]):
     """What sites have answered, by number."""
 
     usable: dict[int, Value]
@@ -64,7 +64,7 @@ class SumExchange:
         *,
         needed: int,
         enough: int | None = None,
-    ) -> Collected[Value]:
+    ) -> Answers[Value]:
         """Ask sites once.
 
         Args:
@@ -82,6 +82,8 @@ class SumExchange:
         )
         for number, answer in answers.items():
             if isinstance(answer, SiteFailure):
+                if answer.kind == "damaged":
+                    self.conduct.note(number, kind, round, answer.text)
                 continue
 
             refusal = refusal_in(answer.head)
@@ -94,7 +96,7 @@ class SumExchange:
                 reasons[number] = one_line(error.message)
                 self.conduct.note(number, kind, round, error.message)
 
-        return Collected(usable, reasons)
+        return Answers(usable, reasons)
 
     def collect(
         self,

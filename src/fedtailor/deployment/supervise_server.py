@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedtailor.core.atomic import discard, to_json, write_whole
+from fedtailor.core.atomic import discard, write_json
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError, RunError
 from fedtailor.core.folders import lives
 from fedtailor.core.reading import read_object
@@ -279,7 +279,7 @@ class _ServerApp:
             "start": self._start,
             "nodes": {name: str(node) for name, node in self._nodes.items()},
         }
-        write_whole(self.folder / SERVING_FILE, to_json(serving) + "\n")
+        write_json(self.folder / SERVING_FILE, serving)
 
     def start_again(self, rounds: int) -> None:
         """Start it again after it has died.

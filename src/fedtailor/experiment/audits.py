@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedtailor.core.atomic import make_folder, to_json, write_whole
+from fedtailor.core.atomic import make_folder, write_json, write_whole
 from fedtailor.core.devices import to_host
 from fedtailor.core.engine import one_thread
 from fedtailor.core.errors import DataError, all_done
@@ -118,7 +118,7 @@ def audit_members(
             "methods": records,
             "limits": LIMITS,
         }
-        write_whole(folder / RESULT_FILE, to_json(record, indent=2) + "\n")
+        write_json(folder / RESULT_FILE, record, indent=2)
 
     return record
 
@@ -199,7 +199,7 @@ def _refuse_other_audit(folder: Path, jobs: Sequence[RunJob]) -> None:
 def _write_plan(folder: Path, jobs: Sequence[RunJob], trainings: int) -> None:
     configs = [to_toml(job.config) for job in jobs]
     plan = {"version": _VERSION, "trainings": trainings, "configs": configs}
-    write_whole(folder / MEMBERS_FILE, to_json(plan, indent=2) + "\n")
+    write_json(folder / MEMBERS_FILE, plan, indent=2)
 
 
 def _training_path(folder: Path, number: int) -> Path:

@@ -23,7 +23,7 @@ from fedtailor.baselines import (
     train_baselines,
     train_sites,
 )
-from fedtailor.core.atomic import discard, to_json, write_whole
+from fedtailor.core.atomic import discard, to_json, write_json, write_whole
 from fedtailor.core.errors import FedtailorError
 from fedtailor.core.reading import read_file, read_object
 from fedtailor.core.schedule import BASELINE_NAMES
@@ -300,7 +300,7 @@ def _write(
         "sha256": hashlib.sha256(_read(path)).hexdigest(),
         "sites": choices,
     }
-    write_whole(path / CHOICES_FILE, to_json(record, indent=2) + "\n")
+    write_json(path / CHOICES_FILE, record, indent=2)
 
 
 def write_own_models(path: Path, sites: Mapping[int, TrainedBaselines]) -> None:

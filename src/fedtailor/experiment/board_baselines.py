@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.core.atomic import make_folder, to_json, write_whole
+from fedtailor.core.atomic import make_folder, write_json
 from fedtailor.core.errors import all_done
 from fedtailor.core.reading import read_object
 from fedtailor.experiment.assembly import assemble
@@ -71,7 +71,7 @@ def train_own_baselines(
             pooled_model, pooled = train_pooled(prepared)
             accuracies = [None if value is None else round(value, _DIGITS) for value in pooled]
             record = {"key": key, "pooled": accuracies, "pooled_model": pooled_model}
-            write_whole(own, to_json(record, indent=2) + "\n")
+            write_json(own, record, indent=2)
 
     alone, alone_models = _alone(folder, len(prepared.divided.positions))
     return OwnBaselines(alone, alone_models, record["pooled"], record["pooled_model"])

@@ -29,6 +29,7 @@ from fedtailor.core.atomic import (
     safe_name,
     to_json,
     unwritable,
+    write_json,
     write_whole,
     writing,
 )
@@ -235,7 +236,7 @@ class RunFolder:
                 self._set_state(**details)
 
     def _set_state(self, state: State, **details: Any) -> None:
-        write_whole(self.path / "status.json", to_json({"state": state, **details}) + "\n")
+        write_json(self.path / "status.json", {"state": state, **details})
 
     def remove_temporary_files(self) -> None:
         """Remove what a killed process was writing; nobody else may write here meanwhile."""
@@ -248,11 +249,11 @@ class RunFolder:
     def write_provenance(self, provenance: Mapping[str, Any]) -> None:
         """Write ``provenance.json``: where the results come from."""
         record = {"schema": SCHEMA_VERSION, **provenance}
-        write_whole(self.path / PROVENANCE_FILE, to_json(record, indent=2) + "\n")
+        write_json(self.path / PROVENANCE_FILE, record, indent=2)
 
     def write_split(self, split: Mapping[str, Any]) -> None:
         """Write ``split.json``: which client has which examples."""
-        write_whole(self.path / SPLIT_FILE, to_json(split, compact=True) + "\n")
+        write_json(self.path / SPLIT_FILE, split, compact=True)
 
     def add_round(
         self,
@@ -368,7 +369,7 @@ class RunFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write ``result.json`` and the final state."""
-        write_whole(self.path / "result.json", to_json(result, compact=True) + "\n")
+        write_json(self.path / "result.json", result, compact=True)
         self._set_state("finished")
 
     def finished_result(self) -> dict[str, Any] | None:

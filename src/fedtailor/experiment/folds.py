@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedtailor.core.federation import Roster
+from fedtailor.core.metrics import ClientGroup, Point
 from fedtailor.core.scores import Scores, score, total
 from fedtailor.data.build import split_record
 from fedtailor.data.division import divide
@@ -32,7 +33,7 @@ from fedtailor.experiment.predictions import (
 )
 from fedtailor.experiment.reader import read_result
 from fedtailor.privacy import claims
-from fedtailor.simulation.report import Evaluation, Group, Point, RoundReport, RunState
+from fedtailor.simulation.report import Evaluation, RoundReport, RunState
 
 _POINTS: tuple[Point, ...] = ("global", "personalized")
 """Of which there are predictions."""
@@ -269,7 +270,7 @@ def _evaluations(
         roster: the clients.
     """
     result = folds[0].result
-    groups: dict[Group, tuple[range, Mapping[str, Any]]] = {
+    groups: dict[ClientGroup, tuple[range, Mapping[str, Any]]] = {
         "known": (roster.known, result["metrics"]),
         "new": (roster.new, result.get("new_clients", {})),
     }

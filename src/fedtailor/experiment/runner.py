@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtailor.core.atomic import safe_name, to_json, write_whole
+from fedtailor.core.atomic import safe_name, write_json
 from fedtailor.core.errors import FedtailorError
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import damaged, parse_toml, read_object
@@ -144,7 +144,7 @@ def begin(folder: Path, kind: str, jobs: Sequence[RunJob]) -> None:
     names = [job.folder.relative_to(folder).as_posix() for job in jobs]
     configs = [to_toml(job.config) for job in jobs]
     record = {"version": _LIST_VERSION, "kind": kind, "runs": names, "configs": configs}
-    write_whole(folder / COMPARISON_FILE, to_json(record, indent=2) + "\n")
+    write_json(folder / COMPARISON_FILE, record, indent=2)
 
 
 def read_jobs(folder: Path, kind: str) -> list[RunJob]:

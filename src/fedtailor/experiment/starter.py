@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from fedtailor.core.atomic import make_folder, write_whole
-from fedtailor.data.own.names import csv_text
+from fedtailor.core.text import csv_text
 from fedtailor.experiment.folder import refuse_existing
 
 _CONFIGURATION = """\

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng
-from fedtailor.core.atomic import make_folder, safe_name, to_json, write_whole
+from fedtailor.core.atomic import make_folder, safe_name, write_json, write_whole
 from fedtailor.core.errors import (
     ConfigError,
     FedtailorError,
@@ -602,7 +602,7 @@ def _conclude(
     # Reports read the folder as that of a comparison of the best runs.
     runs = [folder / method["best"]["run"] for method in chosen]
     begin(folder, _KIND, [RunJob(load_config(run / CONFIG_FILE), run) for run in runs])
-    write_whole(folder / "sweep.json", to_json(result, indent=2) + "\n")
+    write_json(folder / "sweep.json", result, indent=2)
 
     return result
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
 from fedtailor.core.errors import DataError, find_name
-from fedtailor.core.metrics import CLIENT_METRICS, smallest_tenth, worst_tenth
+from fedtailor.core.metrics import CLIENT_METRICS, ClientGroup, smallest_tenth, worst_tenth
 from fedtailor.core.options import wrong_value
 from fedtailor.experiment.config import flatten
 from fedtailor.experiment.paired import holm
 from fedtailor.experiment.site_rows import MEASURES, Measure
 from fedtailor.report.cautions import find_notes, find_warnings
 from fedtailor.report.methods import Method, in_words
-from fedtailor.report.records import POINTS, Group, MethodRecords, MetricScores, read_records
+from fedtailor.report.records import POINTS, MethodRecords, MetricScores, read_records
 from fedtailor.report.statistics import (
     Interval,
     Wilcoxon,
@@ -122,7 +122,7 @@ class Difference:
 class GroupComparison:
     """The comparison on the known clients, or on the new ones."""
 
-    group: Group
+    group: ClientGroup
     methods: tuple[Summary, ...]
     differences: tuple[Difference, ...]
     """One per method but the reference."""
@@ -171,7 +171,7 @@ class _GroupScores:
     """The scores of all methods on one group of clients."""
 
     methods: Sequence[Method]
-    group: Group
+    group: ClientGroup
     is_higher_better: bool
     chosen: Mapping[str, BySeed]
     """At the evaluation point of the comparison, by label."""
@@ -260,7 +260,9 @@ def compare(
     local = next((method.label for method in methods if method.algorithm == "local"), "")
 
     records = [read_records(method) for method in methods]
-    groups = {group: _select(records, metric, point, group, local) for group in get_args(Group)}
+    groups = {
+        group: _select(records, metric, point, group, local) for group in get_args(ClientGroup)
+    }
     # The known clients decide what can be compared; new ones are an addition.
     scores = groups["known"].chosen
     _check_scores(scores, reference, metric, point, why=_why_missing(records, point))
@@ -306,7 +308,7 @@ def _data_and_round(methods: Sequence[Method], scores: Mapping[str, BySeed]) -> 
 
 
 def _select(
-    records: Sequence[MethodRecords], metric: str, point: str, group: Group, local: str
+    records: Sequence[MethodRecords], metric: str, point: str, group: ClientGroup, local: str
 ) -> _GroupScores:
     """Select the scores of the finished runs that are compared."""
 

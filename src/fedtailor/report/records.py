@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from fedtailor.core.errors import DataError
-from fedtailor.core.metrics import CLIENT_METRICS
+from fedtailor.core.metrics import CLIENT_METRICS, ClientGroup
 from fedtailor.core.reading import content_of, read_object
 from fedtailor.experiment.reader import RunRecords
 from fedtailor.report.methods import Method
@@ -26,8 +26,7 @@ FOLLOWED = ("feature_surprise", "feature_kurtosis")
 _LARGEST = 1e100
 """No loss of numbers in single precision is larger."""
 
-Group = Literal["known", "new"]
-_KEYS: Mapping[Group, str] = {"known": "metrics", "new": "new_clients"}
+_KEYS: Mapping[ClientGroup, str] = {"known": "metrics", "new": "new_clients"}
 """Where a result holds the evaluations of known and of new clients."""
 Unit = tuple[str, int]
 """A client: what tells it apart from those of other runs, such as the digest of the split, and its
@@ -71,9 +70,9 @@ class SeedRecords:
     """What reports show of one run."""
 
     run: RunRecords
-    all_scores: dict[tuple[Group, str], dict[int, FinalScores]] = field(default_factory=dict)
+    all_scores: dict[tuple[ClientGroup, str], dict[int, FinalScores]] = field(default_factory=dict)
     """By group of clients and evaluation point, then by client."""
-    rounds: dict[tuple[Group, str], int] = field(default_factory=dict)
+    rounds: dict[tuple[ClientGroup, str], int] = field(default_factory=dict)
     """The round of these scores."""
     curves: dict[str, dict[int, Mapping[str, Any]]] = field(default_factory=dict)
     """The accuracy over known clients, such as ``mean``, by evaluation point and round."""
@@ -108,7 +107,7 @@ class SeedRecords:
         scores = self.all_scores.get(("known", point), {})
         return {client: one for client, one in scores.items() if "accuracy" in one.metrics}
 
-    def metric(self, metric: str, point: str, group: Group = "known") -> MetricScores | None:
+    def metric(self, metric: str, point: str, group: ClientGroup = "known") -> MetricScores | None:
         """Return a metric of the final models; None if the run has not finished, or has it not."""
         scores = self.all_scores.get((group, point), {})
         final = (self.run.result or {}).get(_KEYS[group], {}).get(point)
@@ -230,7 +229,7 @@ def _read_seed(run: RunRecords) -> SeedRecords:
     return records
 
 
-def _rounds_of_final_models(run: RunRecords) -> dict[tuple[Group, str], int]:
+def _rounds_of_final_models(run: RunRecords) -> dict[tuple[ClientGroup, str], int]:
     """Return the round of the final models by group and point; empty for an unfinished run."""
     rounds = {}
     for group, key in _KEYS.items():
@@ -254,7 +253,7 @@ def _add_round(records: SeedRecords, line: Mapping[str, Any]) -> None:
 def _add_scores(
     records: SeedRecords,
     line: Mapping[str, Any],
-    final_rounds: Mapping[tuple[Group, str], int],
+    final_rounds: Mapping[tuple[ClientGroup, str], int],
 ) -> None:
     """Add the scores of a line of ``clients.jsonl``, if they are those of the final models.
 
@@ -326,7 +325,7 @@ def number(value: Any) -> float | None:
     return None
 
 
-def _size_of_group(run: RunRecords, group: Group) -> int:
+def _size_of_group(run: RunRecords, group: ClientGroup) -> int:
     """Return the number of clients of a group in the split; 0 if it is not known."""
     clients = run.split.get("clients")
     num_new = run.split.get("new_clients", 0)

@@ -9,7 +9,7 @@ from typing import Any
 from fedtailor.core.atomic import to_json as as_json
 from fedtailor.core.errors import printable
 from fedtailor.core.metrics import CLIENT_METRICS
-from fedtailor.data.own.names import csv_text, inert
+from fedtailor.core.text import csv_text, inert
 from fedtailor.report.comparison import (
     FIGURES,
     SIGNIFICANT,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 from fedtailor.core.errors import printable
 from fedtailor.core.metrics import METRICS
-from fedtailor.data.own.names import csv_text, inert
+from fedtailor.core.text import csv_text, inert
 from fedtailor.experiment.reader import read_result
 from fedtailor.experiment.site_rows import (
     GLOBAL,

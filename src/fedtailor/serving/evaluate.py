@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtailor.core.errors import DataError, unknown_name
 from fedtailor.core.metrics import CLIENT_METRICS, per_client
 from fedtailor.core.scores import Scores, confusion, score
-from fedtailor.data.own.names import csv_text, inert, listed, show
+from fedtailor.core.text import csv_text, inert, listed, quoted
 from fedtailor.experiment.estimates import (
     NORMAL_975,
     Interval,
@@ -165,7 +165,7 @@ def _missing(classes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     absent = [entry["class"] for entry in classes.values() if not entry["positives"]]
     missing = {}
     if len(present) == 1:
-        name = show(present[0])
+        name = quoted(present[0])
         missing["auroc"] = f"all examples are of {name}, and it compares two classes"
         missing[f"specificity of {name}"] = "no example is of another class"
         missing["comparison"] = f"the accuracy of {name} alone is not the accuracy of all classes"

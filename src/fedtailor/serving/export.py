@@ -14,7 +14,7 @@ import torch
 
 from fedtailor import __version__
 from fedtailor.core import tree
-from fedtailor.core.atomic import make_folder, safe_name, to_json, write_whole
+from fedtailor.core.atomic import make_folder, safe_name, write_json, write_whole
 from fedtailor.core.errors import RunError, describe_error, find_name
 from fedtailor.core.options import wrong_value
 from fedtailor.data.input_specification import InputSpecification
@@ -89,7 +89,7 @@ def export_model(
     digest = hashlib.sha256(data).hexdigest()
     card = {**export_card(model, format), "file": path.name, "sha256": digest}
     write_whole(path, data)
-    write_whole(card_path(path), to_json(card, indent=2) + "\n")
+    write_json(card_path(path), card, indent=2)
 
     return path
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedtailor.core.engine import one_thread
-from fedtailor.data.own.names import csv_text, inert
+from fedtailor.core.text import csv_text, inert
 from fedtailor.serving.model import PersonalModel, batches
 from fedtailor.serving.sources import NamedExamples
 

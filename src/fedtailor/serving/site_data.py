@@ -14,6 +14,7 @@ import torch
 from fedtailor.core.errors import DataError, did_you_mean
 from fedtailor.core.federation import Federation, Splits
 from fedtailor.core.task import Task
+from fedtailor.core.text import listed
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Decimal
 from fedtailor.data.dataset import Dataset, Normalization
@@ -21,7 +22,6 @@ from fedtailor.data.encoding import encode_like
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import KIND_OF, DataOptions
 from fedtailor.data.own.like import TrainingTables
-from fedtailor.data.own.names import listed
 from fedtailor.data.own.patterns import reworded
 from fedtailor.data.own.read import load_own
 from fedtailor.data.split import ClientPositions

@@ -11,12 +11,12 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
+from fedtailor.core.text import printable
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.own.archives import ENDINGS, read_arrays
 from fedtailor.data.own.findings import Findings, Unusable
 from fedtailor.data.own.images import SUFFIXES
 from fedtailor.data.own.like import read_table_like
-from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.table import TABLES
 from fedtailor.serving.inputs import features_of, read_picture, to_stored
 
@@ -120,7 +120,7 @@ class Sources:
             self._tables.append(path)
         elif suffix in SUFFIXES:
             self._refuse_pictures(path)
-            self._pictures.append((path, safe_name(str(path))))
+            self._pictures.append((path, printable(str(path))))
         else:
             allowed = "a picture, a folder of pictures, a CSV or Parquet table, or .npz or .h5"
             message = f"'{path}' must be {allowed}."
@@ -142,7 +142,7 @@ class Sources:
             raise DataError(message, key="path", path=folder, allowed="pictures", got=0)
 
         for file in files:
-            name = f"{safe_name(str(folder))}/{file.printable}"
+            name = f"{printable(str(folder))}/{file.printable}"
             self._pictures.append((tree.path(file), name))
 
     def _refuse_pictures(self, path: Path) -> None:
@@ -190,7 +190,7 @@ class Sources:
             message = f"'{path}' must hold an array x, got: {got}."
             raise DataError(message, key="path", path=path, allowed="x")
 
-        file = safe_name(path.name)
+        file = printable(path.name)
         yield from _in_batches([f"{file}[{row}]" for row in range(len(stored))], stored)
 
     def _of_table(self, path: Path) -> Iterator[NamedExamples]:
@@ -201,7 +201,7 @@ class Sources:
             message = f"the model takes {allowed}, not tables ('{path}')."
             raise DataError(message, key="path", path=path, allowed=allowed)
 
-        file = safe_name(path.name)
+        file = printable(path.name)
         table = read_table_like(path, columns, self._keep, rules=self._inputs.cells)
         features = features_of(table)
         self.notes += [f"{file}: {problem.message}" for problem in table.problems]

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Roster
-from fedtailor.core.metrics import per_client
+from fedtailor.core.metrics import ClientGroup, per_client
 from fedtailor.core.scores import ReportSums, Scores
 from fedtailor.simulation.clients import Clients
 from fedtailor.simulation.programs import PersonalizeRequest, ScoreRequest
@@ -19,7 +19,6 @@ from fedtailor.simulation.report import (
     NOBODY,
     Absences,
     Evaluation,
-    Group,
     RoundReport,
     Stage,
     add_event,
@@ -48,11 +47,11 @@ class Evaluator:
         self.absences = absences
         self.members: frozenset[int] | None = None
         """The clients that take part at the moment; None: all."""
-        self.groups: dict[Group, range] = {"known": roster.known}
+        self.groups: dict[ClientGroup, range] = {"known": roster.known}
         if roster.num_new:
             self.groups["new"] = roster.new
 
-    def present(self, group: Group) -> list[int]:
+    def present(self, group: ClientGroup) -> list[int]:
         """Return the clients of a group that take part at the moment."""
         members = self.members
         return [client for client in self.groups[group] if members is None or client in members]
@@ -103,7 +102,7 @@ class Evaluator:
                 report.evaluations.append(evaluation)
 
     def score_personalized(
-        self, report: RoundReport, group: Group, shared: Any, *, keep: bool, rank: bool
+        self, report: RoundReport, group: ClientGroup, shared: Any, *, keep: bool, rank: bool
     ) -> None:
         """Have the clients of a group make and score their personal models.
 
@@ -157,7 +156,7 @@ class Evaluator:
         self,
         report: RoundReport,
         stage: Stage,
-        group: Group,
+        group: ClientGroup,
         ask: Callable[[Sequence[int]], Iterable[tuple[int, R | Failure]]],
     ) -> Iterator[tuple[int, R]]:
         """Yield the answers of clients that did not fail. A failure becomes an event.

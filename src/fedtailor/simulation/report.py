@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtailor.core.devices import to_device, to_host
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import describe_error, one_line
+from fedtailor.core.metrics import ClientGroup, Point
 from fedtailor.core.scores import NumberSum, ReportSums, Scores, ScoreSums
 from fedtailor.core.upload_checks import Problem
 
@@ -20,9 +21,6 @@ R = TypeVar("R")
 
 NOBODY = -1
 """Stands for the client of the complete test part, which belongs to nobody."""
-Point = Literal["global", "local", "personalized"]
-Group = Literal["known", "new"]
-"""Clients that take part in training, or new ones, which never do."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Evaluation:
     point: Point
     adaptation: str
     """How the model was adapted to the client's training data before."""
-    group: Group
+    group: ClientGroup
     scores: dict[int, Scores]
     """By client; of ``NOBODY`` on the complete test part."""
     test_set: Literal["clients", "validation", "complete"] = "clients"

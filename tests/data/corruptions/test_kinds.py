@@ -9,7 +9,7 @@ import pytest
 from scipy import fft, ndimage
 
 from fedtailor.data.corruptions import corrupt
-from fedtailor.data.corruptions.kinds import Draws, num_draws, plasma, to_bytes
+from fedtailor.data.corruptions.kinds import ImageDraws, num_draws, plasma, to_bytes
 
 SEED, ROWS = 11, np.array([4, 90])
 LEVELS = (1, 5)
@@ -29,7 +29,7 @@ def test_motion_blur(small, level):
     radius, sigma = [(6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)][level - 1]
     weights = [math.exp(-(i**2) / (2 * sigma**2)) for i in range(2 * radius + 1)]
     expected = np.empty(small.shape)
-    for n, generator in enumerate(Draws(SEED, f"motion_blur-{level}", ROWS)):
+    for n, generator in enumerate(ImageDraws(SEED, f"motion_blur-{level}", ROWS)):
         angle = math.radians(-45 + 90 * generator.random())
         for y, x in np.ndindex(small.shape[1:3]):
             total = np.zeros(3)
@@ -117,7 +117,7 @@ def test_frost(small, level):
     generator = np.random.default_rng(0)
     pictures = [generator.integers(0, 256, (20 + i, 30, 3), dtype=np.uint8) for i in range(5)]
     expected = np.empty_like(small)
-    for n, draws in enumerate(Draws(SEED, f"frost-{level}", ROWS)):
+    for n, draws in enumerate(ImageDraws(SEED, f"frost-{level}", ROWS)):
         which, down, right = draws.random(3)
         picture = pictures[int(5 * which)]
         top, left = int(down * (len(picture) - 9)), int(right * (30 - 12))
@@ -178,7 +178,7 @@ def test_plasma(side, decay):
 def test_fog(small, level):
     thickness, decay = [(0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)][level - 1]
     expected = np.empty_like(small)
-    for n, generator in enumerate(Draws(SEED, f"fog-{level}", ROWS)):
+    for n, generator in enumerate(ImageDraws(SEED, f"fog-{level}", ROWS)):
         field = plasma_by_loops(generator.random(16 * 16 - 1), 16, decay)
         brightest = small[n].max() / 255
         for place in np.ndindex(small.shape[1:]):

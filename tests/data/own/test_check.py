@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.text import printable
 from fedtailor.data.build import build
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
 from fedtailor.data.own.findings import Findings, Site
 from fedtailor.data.own.layout import recognize
-from fedtailor.data.own.names import safe_name
 from fedtailor.data.own.read import load_own, read_own
 from fedtailor.data.own.sites import cross_check
 
@@ -23,9 +23,9 @@ def kinds(findings):
 
 
 def test_names_lose_what_rewrites_a_terminal():
-    assert safe_name("Zürich 東京 é\u200dx") == "Zürich 東京 é\u200dx"
+    assert printable("Zürich 東京 é\u200dx") == "Zürich 東京 é\u200dx"
     hostile = "a\x1b[31m\n\u202eb\udce9\x9b\u2028"
-    assert safe_name(hostile) == "a\\x1b[31m\\x0a\\u202eb\\xe9\\x9b\\u2028"
+    assert printable(hostile) == "a\\x1b[31m\\x0a\\u202eb\\xe9\\x9b\\u2028"
 
 
 def test_good_data_have_no_problem_whatever_their_letters(folder, make):

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtailor.cli.show.console import figure, interval, shortened, table
 from fedtailor.core.metrics import METRICS
-from fedtailor.data.own.names import counted
+from fedtailor.core.text import counted
 from fedtailor.report.worth_it import with_interval
 
 _MOST_CLASSES = 50

@@ -11,7 +11,7 @@ from typing import Any
 from fedtailor.cli.show.console import duration, percent, say, table
 from fedtailor.cli.show.progress import make_progress
 from fedtailor.cli.show.results import show_claims
-from fedtailor.data.own.names import counted
+from fedtailor.core.text import counted
 from fedtailor.experiment.worth_it import sentence
 
 _LATE = 20.0

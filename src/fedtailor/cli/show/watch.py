@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedtailor.cli.show.console import percent, say, shortened, table
-from fedtailor.data.own.names import counted
+from fedtailor.core.text import counted
 from fedtailor.serving.watch import advice
 
 _TITLES = {

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtailor.data.corruptions import kinds
-from fedtailor.data.corruptions.kinds import Draws, ImageBatch
+from fedtailor.data.corruptions.kinds import ImageBatch, ImageDraws
 
 SEVERITIES = range(1, 6)
 
@@ -87,7 +87,8 @@ def corrupt(
     chunk = max(1, _CHUNK_VALUES // int(np.prod(images.shape[1:])))
     for start in range(0, len(images), chunk):
         part = slice(start, start + chunk)
-        batch = ImageBatch(images[part], Draws(seed, f"{kind}-{severity}", positions[part]), frost)
+        draws = ImageDraws(seed, f"{kind}-{severity}", positions[part])
+        batch = ImageBatch(images[part], draws, frost)
         out[part] = corruption.apply(batch, *corruption.levels[severity - 1])
 
     return out

@@ -28,7 +28,7 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114])
 _FIRST_AMPLITUDE = 100.0  # of a fractal
 
 
-class Draws:
+class ImageDraws:
     """The random numbers of some images: one stream for each, from seed, purpose and position.
 
     The generator is Philox (Salmon et al. 2011, SC), keyed by seed and purpose; the position is a
@@ -65,7 +65,7 @@ class ImageBatch(NamedTuple):
     """Images that are corrupted together and do not influence each other."""
 
     images: np.ndarray  # (n, height, width, 1 or 3), uint8
-    draws: Draws
+    draws: ImageDraws
     frost: Sequence[np.ndarray] = ()
     """Pictures of frost: (height, width, 3) of their own sizes, uint8."""
 

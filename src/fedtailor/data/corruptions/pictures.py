@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.data.corruptions.kinds import Draws, num_draws, plasma
+from fedtailor.data.corruptions.kinds import ImageDraws, num_draws, plasma
 from fedtailor.data.files import read_bytes
 from fedtailor.data.pictures import decode_picture
 
@@ -61,7 +61,7 @@ def draw_frost() -> list[np.ndarray]:
 
     They replace photographs: similar in brightness, color and unevenness, but without crystals.
     """
-    uniform = Draws(0, "frost texture", np.arange(2 * NUM_PICTURES)).uniform(num_draws(_SIDE))
+    uniform = ImageDraws(0, "frost texture", np.arange(2 * NUM_PICTURES)).uniform(num_draws(_SIDE))
     coarse = plasma(uniform[:NUM_PICTURES], 1.6)
     fine = plasma(uniform[NUM_PICTURES:], 1.25)
     ridges = 1.0 - np.abs(2.0 * fine - 1.0)

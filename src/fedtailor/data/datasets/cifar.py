@@ -19,7 +19,7 @@ import numpy as np
 from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
-from fedtailor.data.files import Files, check_count, damaged
+from fedtailor.data.files import Files, check_count, wrong_content
 
 _PIXELS = 3 * 32 * 32
 _NAMES = {
@@ -126,11 +126,11 @@ def _read(raw: bytes, path: Path, kinds: Sequence[str]) -> tuple[np.ndarray, dic
         labels = {kind: np.asarray(batch[kind]) for kind in kinds}
     except Exception as error:  # damaged or hostile content can raise any exception
         allowed = f"a pickle of a dict with arrays and lists data, {', '.join(kinds)}"
-        raise damaged(path, allowed, error) from error
+        raise wrong_content(path, allowed, error) from error
 
     if pixels.dtype != np.uint8 or pixels.shape[1:] != (_PIXELS,):
         got = f"{pixels.dtype} {pixels.shape}"
-        raise damaged(path, f"'data' as bytes of shape (rows, {_PIXELS})", got)
+        raise wrong_content(path, f"'data' as bytes of shape (rows, {_PIXELS})", got)
 
     return pixels, labels
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset
-from fedtailor.data.files import Files, damaged
+from fedtailor.data.files import Files, wrong_content
 
 _FOLDER = "UCI HAR Dataset"
 _ACTIVITIES = tuple(
@@ -77,11 +77,11 @@ def _read_windows(raw: bytes, path: Path) -> np.ndarray:
     windows = _read_numbers(raw, path, np.float32)
     if windows.shape[1:] != (_FEATURES,):
         allowed = f"{_FEATURES} numbers in every line"
-        raise damaged(path, allowed, f"an array {windows.shape}")
+        raise wrong_content(path, allowed, f"an array {windows.shape}")
 
     # NaN is refused, too: it is not <= 1.
     if not (np.abs(windows) <= 1).all():
-        raise damaged(path, "numbers from -1 to 1", "another number")
+        raise wrong_content(path, "numbers from -1 to 1", "another number")
     return windows
 
 
@@ -89,12 +89,12 @@ def _read_column(raw: bytes, path: Path, rows: int, most: int) -> np.ndarray:
     """Return whole numbers from 1 to ``most``, counted from 0: (rows,)."""
     numbers = _read_numbers(raw, path, np.int64)
     if numbers.shape != (rows, 1):
-        raise damaged(path, f"{rows} lines with one number", f"an array {numbers.shape}")
+        raise wrong_content(path, f"{rows} lines with one number", f"an array {numbers.shape}")
 
     wrong = np.flatnonzero((numbers < 1) | (numbers > most))
     if len(wrong):
         got = f"{numbers[wrong[0], 0]} in line {wrong[0] + 1}"
-        raise damaged(path, f"numbers from 1 to {most}", got)
+        raise wrong_content(path, f"numbers from 1 to {most}", got)
 
     return numbers[:, 0] - 1
 
@@ -106,7 +106,7 @@ def _read_numbers(raw: bytes, path: Path, kind: type[np.generic]) -> np.ndarray:
             warnings.simplefilter("error")  # an empty file is a warning
             return np.loadtxt(io.BytesIO(raw), dtype=kind, ndmin=2, comments=None)
     except (ValueError, UserWarning, DeprecationWarning) as error:
-        raise damaged(path, "lines of numbers divided by blanks", error) from error
+        raise wrong_content(path, "lines of numbers divided by blanks", error) from error
 
 
 def _runs(person: np.ndarray, activity: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedtailor.data.columns import RawColumn, RawTable
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset
-from fedtailor.data.files import Files, damaged
+from fedtailor.data.files import Files, wrong_content
 
 _SITES = {
     "Cleveland": "cleveland",
@@ -71,23 +71,23 @@ def _read(text: str, path: Path) -> np.ndarray:
         cells = line.split(",")
         if len(cells) != len(_COLUMNS) + 1:
             allowed = f"{len(_COLUMNS) + 1} values divided by commas in line {number}"
-            raise damaged(path, allowed, f"{len(cells)}")
+            raise wrong_content(path, allowed, f"{len(cells)}")
 
         try:
             rows.append([float("nan" if cell.strip() == "?" else cell) for cell in cells])
         except ValueError as error:
-            raise damaged(path, f"numbers or ? in line {number}", error) from error
+            raise wrong_content(path, f"numbers or ? in line {number}", error) from error
 
     if not rows:
-        raise damaged(path, "a line for each patient", "none")
+        raise wrong_content(path, "a line for each patient", "none")
 
     table = np.array(rows)
     table[table == _NOT_MEASURED] = np.nan
     wrong = np.flatnonzero(~np.isin(table[:, -1], _DIAGNOSES))
     if len(wrong):
         allowed = f"a diagnosis from 0 to 4 at the end of line {wrong[0] + 1}"
-        raise damaged(path, allowed, table[wrong[0], -1])
+        raise wrong_content(path, allowed, table[wrong[0], -1])
     if np.isinf(table).any() or np.abs(np.nan_to_num(table)).max() > np.finfo(np.float32).max:
-        raise damaged(path, "finite numbers", "infinity")
+        raise wrong_content(path, "finite numbers", "infinity")
 
     return table

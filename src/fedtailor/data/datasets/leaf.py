@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, check_labels
-from fedtailor.data.files import Files, check_count, damaged
+from fedtailor.data.files import Files, check_count, wrong_content
 
 _SIDE = 28
 _CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
@@ -89,13 +89,13 @@ def _load(
         for path in _paths(files, part):
             for user, x, y in _read(files.read(path), path, convert):
                 if user in names:
-                    raise damaged(path, "every user once in a part", f"'{user}' again")
+                    raise wrong_content(path, "every user once in a part", f"'{user}' again")
 
                 names.add(user)
                 num_bytes += x.nbytes
                 if num_bytes > _MOST_BYTES:
                     allowed = "a smaller sample (LEAF's option --sf)"
-                    raise damaged(path, allowed, f"examples of more than {_MOST_BYTES} bytes")
+                    raise wrong_content(path, allowed, f"examples of more than {_MOST_BYTES} bytes")
 
                 if len(y):
                     domain = users.setdefault(user, len(users))
@@ -106,7 +106,7 @@ def _load(
         if part == "train":
             num_train = sum(map(len, labels))
         if not num_train:
-            raise damaged(files.folder / files.dataset, "an example for training", "none")
+            raise wrong_content(files.folder / files.dataset, "an example for training", "none")
 
     return Dataset(
         name=files.dataset,
@@ -152,14 +152,14 @@ def _read(raw: bytes, path: Path, convert: Convert) -> Iterator[tuple[str, np.nd
         _check_names(users, entries)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         allowed = "JSON as LEAF writes it, with users and user_data"
-        raise damaged(path, allowed, error) from error
+        raise wrong_content(path, allowed, error) from error
 
     for user in users:
         entry = entries[user]
         x = entry.get("x") if isinstance(entry, dict) else None
         y = entry.get("y") if isinstance(entry, dict) else None
         if not isinstance(x, list) or not isinstance(y, list):
-            raise damaged(path, f"lists x and y of '{user}'", "others")
+            raise wrong_content(path, f"lists x and y of '{user}'", "others")
 
         examples, labels = convert(path, user, x, y)
         yield user, examples, labels
@@ -182,7 +182,7 @@ def _images(path: Path, writer: str, x: list[Any], y: list[Any]) -> tuple[np.nda
         pixels = np.asarray(x)
         labels = np.asarray(y)
     except (ValueError, TypeError) as error:
-        raise damaged(path, f"lists x and y of '{writer}'", error) from error
+        raise wrong_content(path, f"lists x and y of '{writer}'", error) from error
 
     # Empty lists have no shape to check.
     if not pixels.size and not labels.size:
@@ -190,7 +190,9 @@ def _images(path: Path, writer: str, x: list[Any], y: list[Any]) -> tuple[np.nda
 
     is_valid = pixels.dtype.kind in "iuf" and pixels.shape[1:] == (_SIDE**2,)
     if not is_valid or not ((pixels >= 0) & (pixels <= 1)).all():
-        raise damaged(path, f"images of {_SIDE**2} numbers from 0 to 1 of '{writer}'", "others")
+        raise wrong_content(
+            path, f"images of {_SIDE**2} numbers from 0 to 1 of '{writer}'", "others"
+        )
 
     check_count(path, labels, pixels)
     images = (pixels.astype(np.float64) * 255).astype(np.uint8).reshape(-1, _SIDE, _SIDE, 1)
@@ -200,7 +202,9 @@ def _images(path: Path, writer: str, x: list[Any], y: list[Any]) -> tuple[np.nda
 def _characters(path: Path, role: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return features (rows, 800) and labels (rows,) of a role."""
     if not _are_texts(x, _TEXT) or not _are_texts(y, 1):
-        raise damaged(path, f"texts of {_TEXT} characters, and the next one, of '{role}'", "others")
+        raise wrong_content(
+            path, f"texts of {_TEXT} characters, and the next one, of '{role}'", "others"
+        )
 
     check_count(path, y, x)
     context = [_places(text[-_CONTEXT:]) for text in x]

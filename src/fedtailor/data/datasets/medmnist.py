@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
-from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
+from fedtailor.data.files import MAX_BYTES, Files, check_count, wrong_content
 from fedtailor.data.own.archives import read_archive
 from fedtailor.data.own.findings import Unusable
 
@@ -86,10 +86,10 @@ def _read_arrays(raw: bytes, path: Path) -> dict[str, np.ndarray]:
     try:
         arrays, present = read_archive(raw, names, limit=MAX_BYTES)
     except Unusable as error:
-        raise damaged(path, allowed, error) from error
+        raise wrong_content(path, allowed, error) from error
 
     if len(arrays) < len(names):
-        raise damaged(path, allowed, f"the arrays {', '.join(present) or 'of none'}")
+        raise wrong_content(path, allowed, f"the arrays {', '.join(present) or 'of none'}")
     return arrays
 
 
@@ -99,7 +99,7 @@ def _images(path: Path, name: str, arrays: Mapping[str, np.ndarray], channels: i
     shape = (_SIDE, _SIDE, channels) if channels > 1 else (_SIDE, _SIDE)
     if images.dtype != np.uint8 or images.shape[1:] != shape or not len(images):
         allowed = f"'{name}' as bytes (rows, {', '.join(map(str, shape))})"
-        raise damaged(path, allowed, f"{images.dtype} {images.shape}")
+        raise wrong_content(path, allowed, f"{images.dtype} {images.shape}")
 
     return images.reshape(-1, _SIDE, _SIDE, channels)
 
@@ -110,6 +110,6 @@ def _labels(
     """Return the labels of a part (rows,)."""
     labels = arrays[name]
     if labels.ndim != 2 or labels.shape[1] != 1:
-        raise damaged(path, f"'{name}' of shape (rows, 1)", f"shape {labels.shape}")
+        raise wrong_content(path, f"'{name}' of shape (rows, 1)", f"shape {labels.shape}")
 
     return check_labels(labels[:, 0], num_classes, where=f"{path}, '{name}'")

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.datasets.parts import ImagePart, join_parts
-from fedtailor.data.files import MAX_BYTES, Files, check_count, damaged
+from fedtailor.data.files import MAX_BYTES, Files, check_count, wrong_content
 
 _CLOTHES = (
     "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
@@ -88,7 +88,7 @@ def load_letters10(files: Files) -> Dataset:
     for images, labels in _read_split(files, "letters"):
         is_first = labels < _LETTERS10
         if not is_first.any():
-            raise damaged(files.folder / "EMNIST", "one of the letters A to J", "none")
+            raise wrong_content(files.folder / "EMNIST", "one of the letters A to J", "none")
         parts.append(ImagePart(images[is_first], labels[is_first]))
 
     # From the counts of the 256 values, so that sums are exact.
@@ -126,7 +126,7 @@ def _read_part(
     """
     images, path = _read_idx(files, [template.format("images-idx3") for template in paths], 3)
     if images.shape[1:] != (28, 28) or not len(images):
-        raise damaged(path, "images of 28x28 pixels", f"an array {images.shape}")
+        raise wrong_content(path, "images of 28x28 pixels", f"an array {images.shape}")
 
     numbers, path = _read_idx(files, [template.format("labels-idx1") for template in paths], 1)
     check_count(path, numbers, images)
@@ -134,7 +134,7 @@ def _read_part(
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
         allowed = f"labels from {first} to {first + num_classes - 1}"
-        raise damaged(path, allowed, f"{numbers[wrong[0]]} at row {wrong[0]}")
+        raise wrong_content(path, allowed, f"{numbers[wrong[0]]} at row {wrong[0]}")
 
     return ImagePart(images[..., None], labels)
 
@@ -152,18 +152,20 @@ def _read_idx(files: Files, paths: Sequence[str], axes: int) -> tuple[np.ndarray
     try:
         magic = stream.read(4)
         if magic != bytes((0, 0, 8, axes)):
-            raise damaged(path, f"an IDX file of {axes} axes", f"the magic number 0x{magic.hex()}")
+            raise wrong_content(
+                path, f"an IDX file of {axes} axes", f"the magic number 0x{magic.hex()}"
+            )
 
         shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
         size = math.prod(shape)
         if size > MAX_BYTES:
-            raise damaged(path, f"at most {MAX_BYTES} values", size)
+            raise wrong_content(path, f"at most {MAX_BYTES} values", size)
 
         # One byte more than it says, to notice a longer file.
         values = stream.read(size + 1)
     except (EOFError, OSError, zlib.error, struct.error) as error:
-        raise damaged(path, "an intact file", error) from error
+        raise wrong_content(path, "an intact file", error) from error
 
     if len(values) != size:
-        raise damaged(path, f"{size} values, as its header announces", "more or fewer")
+        raise wrong_content(path, f"{size} values, as its header announces", "more or fewer")
     return np.frombuffer(values, np.uint8).reshape(shape), path

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
-from fedtailor.data.files import Files, check_count, damaged
+from fedtailor.data.files import Files, check_count, wrong_content
 from fedtailor.data.pictures import read_pictures
 
 _SIDE = 32
@@ -44,7 +44,7 @@ def _read_arrays(files: Files, part: str) -> ImagePart:
     path = files.find(f"MNIST-M/{part}_images.npy", release)
     images = _read_npy(files, path)
     if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE, 3) or not len(images):
-        raise damaged(path, "bytes (rows, 32, 32, 3)", f"{images.dtype} {images.shape}")
+        raise wrong_content(path, "bytes (rows, 32, 32, 3)", f"{images.dtype} {images.shape}")
 
     path = files.find(f"MNIST-M/{part}_labels.npy", release)
     labels = check_labels(_read_npy(files, path), 10, where=str(path))
@@ -59,7 +59,7 @@ def _read_npy(files: Files, path: Path) -> np.ndarray:
         return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
     except Exception as error:  # damaged headers raise many kinds of exceptions
         allowed = "an intact array of numbers"
-        raise damaged(path, allowed, error) from error
+        raise wrong_content(path, allowed, error) from error
 
 
 def _read_pictures(files: Files, part: str) -> ImagePart:
@@ -70,11 +70,11 @@ def _read_pictures(files: Files, part: str) -> ImagePart:
         match = _LINE.fullmatch(line)
         if match is None or match[1] in labels:
             allowed = f"a new name and a digit such as '00000000.png 5' in line {number}"
-            raise damaged(path, allowed, repr(line[:40]))
+            raise wrong_content(path, allowed, repr(line[:40]))
         labels[match[1]] = int(match[2])
 
     if not labels:
-        raise damaged(path, "a line for every image", "no line")
+        raise wrong_content(path, "a line for every image", "no line")
 
     folder = f"MNIST-M/mnist_m_{part}"
     paths = [files.folder / folder / name for name in labels]

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.files import Files, damaged
+from fedtailor.data.files import Files, wrong_content
 from fedtailor.data.pictures import read_pictures
 
 _SUPERCLASSES = ("indoor", "outdoor, natural", "outdoor, man-made")
@@ -91,10 +91,10 @@ def _read_table(files: Files, path: Path) -> list[dict[str, str]]:
                     rows = [row for row in table[start:] if any(row)]
                     return [dict(zip(header, row, strict=False)) for row in rows]
     except csv.Error as error:
-        raise damaged(path, "a table as CSV", error) from error
+        raise wrong_content(path, "a table as CSV", error) from error
 
     allowed = f"a table with the columns {', '.join(sorted(_COLUMNS))}"
-    raise damaged(path, allowed, f"a file that begins with {lines[:1]}")
+    raise wrong_content(path, allowed, f"a file that begins with {lines[:1]}")
 
 
 def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
@@ -104,11 +104,11 @@ def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
     for row in rows:
         category = row.get("category", "").strip(" '/")
         if not _CATEGORY.fullmatch(category) or category in labels:
-            raise damaged(path, "different categories such as /a/abbey", repr(category))
+            raise wrong_content(path, "different categories such as /a/abbey", repr(category))
 
         answers = [row.get(name, "").strip() for name in _SUPERCLASSES]
         if not set(answers) <= {"0", "1", ""}:
-            raise damaged(path, f"0 or 1 in every column of {category}", answers)
+            raise wrong_content(path, f"0 or 1 in every column of {category}", answers)
         labels[category] = [label for label, answer in enumerate(answers) if answer == "1"]
 
     # Categories with several superclasses are left out.
@@ -116,7 +116,7 @@ def _select(path: Path, rows: list[dict[str, str]]) -> dict[str, int]:
     for label, name in enumerate(_SUPERCLASSES):
         only = [category for category in labels if labels[category] == [label]]
         if not only:
-            raise damaged(path, f"a category whose only superclass is '{name}'", "none")
+            raise wrong_content(path, f"a category whose only superclass is '{name}'", "none")
         selection |= dict.fromkeys(only[:_CATEGORIES], label)
 
     return selection

@@ -15,7 +15,7 @@ from scipy.io import loadmat
 
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
-from fedtailor.data.files import Files, check_count, damaged
+from fedtailor.data.files import Files, check_count, wrong_content
 
 _PATHS = {"svhn": "SVHN/{}_32x32.mat", "syn_digits": "SynthDigits/synth_{}_32x32.mat"}
 _IMAGE = (32, 32, 3)
@@ -44,12 +44,14 @@ def _read(path: Path) -> ImagePart:
         labels = variables["y"].reshape(-1)
     except Exception as error:  # damaged content raises many kinds of exceptions
         allowed = "an intact MATLAB file of version 5 to 7.2 with arrays of numbers X and y"
-        raise damaged(path, allowed, error) from error
+        raise wrong_content(path, allowed, error) from error
 
     if images.dtype != np.uint8 or images.shape[1:] != _IMAGE or not len(images):
-        raise damaged(path, "'X' as bytes (32, 32, 3, rows)", f"{images.dtype} {images.shape}")
+        raise wrong_content(
+            path, "'X' as bytes (32, 32, 3, rows)", f"{images.dtype} {images.shape}"
+        )
 
     check_count(path, labels, images)
     if not np.isin(labels, np.arange(11)).all():  # they may be stored in floating point
-        raise damaged(path, "labels as whole numbers from 0 to 10", "another number")
+        raise wrong_content(path, "labels as whole numbers from 0 to 10", "another number")
     return ImagePart(images, check_labels(labels.astype(np.int64), 11, where=str(path)) % 10)

@@ -14,7 +14,7 @@ import re
 import numpy as np
 
 from fedtailor.data.dataset import Dataset
-from fedtailor.data.files import Files, damaged
+from fedtailor.data.files import Files, wrong_content
 from fedtailor.data.pictures import read_pictures
 
 _FOLDER = "tiny-imagenet-200"
@@ -35,13 +35,13 @@ def load(files: Files) -> Dataset:
     path = files.find(f"{_FOLDER}/wnids.txt")
     wnids = files.read_text(path).split()
     if not wnids or len(set(wnids)) < len(wnids) or not all(map(_WNID.fullmatch, wnids)):
-        raise damaged(path, "different classes such as n01443537", f"{len(wnids)} names")
+        raise wrong_content(path, "different classes such as n01443537", f"{len(wnids)} names")
 
     # The meanings of many more classes are in the file.
     words = _read_columns(files, "words.txt")
     absent = [wnid for wnid in wnids if wnid not in words]
     if absent:
-        raise damaged(path.with_name("words.txt"), f"a meaning of {absent[0]}", "none")
+        raise wrong_content(path.with_name("words.txt"), f"a meaning of {absent[0]}", "none")
 
     labels = {wnid: label for label, wnid in enumerate(wnids)}
     pictures = []
@@ -59,7 +59,9 @@ def load(files: Files) -> Dataset:
         wnid = annotations.get(path.name, "")
         if wnid not in labels:
             annotations_path = files.folder / _FOLDER / "val" / "val_annotations.txt"
-            raise damaged(annotations_path, f"a class of wnids.txt for {path.name}", repr(wnid))
+            raise wrong_content(
+                annotations_path, f"a class of wnids.txt for {path.name}", repr(wnid)
+            )
         pictures.append((path, labels[wnid]))
 
     x, files.sources[f"{_FOLDER}/**/*.JPEG"] = read_pictures(
@@ -84,7 +86,7 @@ def _read_columns(files: Files, name: str) -> dict[str, str]:
         first, tab, rest = line.partition("\t")
         second = rest.split("\t")[0]
         if not tab or not second.isprintable():
-            raise damaged(path, f"columns divided by tabs in line {number}", repr(line[:80]))
+            raise wrong_content(path, f"columns divided by tabs in line {number}", repr(line[:80]))
         columns[first] = second
 
     return columns

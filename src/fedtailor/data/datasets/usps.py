@@ -16,7 +16,7 @@ from sklearn.datasets import load_svmlight_file
 
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.datasets.parts import ImagePart, join_parts
-from fedtailor.data.files import Files, damaged
+from fedtailor.data.files import Files, wrong_content
 
 _MAX_TEXT = 64 * 2**20
 """Most bytes of text; the training part has 17 MB."""
@@ -49,12 +49,12 @@ def _read(raw: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         )
     except (OSError, EOFError, ValueError, OverflowError) as error:
         allowed = "libsvm text with 256 features, compressed by bzip2"
-        raise damaged(path, allowed, error) from error
+        raise wrong_content(path, allowed, error) from error
 
     # NaN is refused, too: it is not <= 1.
     pixels = values.toarray()
     if not (np.abs(pixels) <= 1).all():
-        raise damaged(path, "values from -1 to 1", "another number")
+        raise wrong_content(path, "values from -1 to 1", "another number")
     if not len(labels) or not np.isin(labels, np.arange(1, 11)).all():
-        raise damaged(path, "labels from 1 to 10", "another number, or no line")
+        raise wrong_content(path, "labels from 1 to 10", "another number, or no line")
     return pixels, labels

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.text import counted, listed, printable, quoted
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord, Normalization
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import ArrayKind, DataOptions
@@ -26,7 +27,6 @@ from fedtailor.data.own.findings import (
 )
 from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
 from fedtailor.data.own.labels import find_regression
-from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import MAX_CLASSES, option_text
 
 _ARRAYS = ("x", "y", "class_names", "groups", "encoder")
@@ -110,7 +110,7 @@ def read_npz_sites(
                 continue
 
             path = by_part[part]
-            place = FindingPlace(findings, site, safe_name(path.relative_to(folder).as_posix()))
+            place = FindingPlace(findings, site, printable(path.relative_to(folder).as_posix()))
             arrays = _read_file(path, folder, place, digests, left)
             if arrays is None:
                 continue
@@ -167,7 +167,7 @@ def _read_names(array: np.ndarray | None, place: FindingPlace) -> tuple[str, ...
     if array is None:
         return ()
 
-    names = tuple(safe_name(str(name)) for name in array.ravel()[: MAX_CLASSES + 1])
+    names = tuple(printable(str(name)) for name in array.ravel()[: MAX_CLASSES + 1])
     # Arrays of objects are refused by the reader of archives.
     is_list = array.ndim == 1 and array.dtype.kind == "U" and 0 < len(names) <= MAX_CLASSES
     if is_list and len(set(names)) == len(names) and "" not in names:
@@ -208,7 +208,7 @@ def _common_encoder(
     for path, digest in digests.items():
         if digest != digests[first]:
             message = (
-                f"Features of different encoders: {show(first)} has the digest {digests[first]}, "
+                f"Features of different encoders: {quoted(first)} has the digest {digests[first]}, "
                 f"and this file has {digest}."
             )
             findings.add("encoders_differ", message, path=path)
@@ -222,7 +222,7 @@ def _common_names(names: Mapping[str, tuple[str, ...]], findings: Findings) -> t
     first = next(iter(names), "")
     for path, others in names.items():
         if others != names[first]:
-            message = f"class_names differ from those of {show(first)}."
+            message = f"class_names differ from those of {quoted(first)}."
             findings.add("class_names_differ", message, path=path)
             return ()
 
@@ -255,7 +255,7 @@ def combine_arrays(
     with_groups = [part for part in usable if part.groups is not None]
     for part in usable:
         if with_groups and part.groups is None:
-            message = f"The groups are missing, which {show(with_groups[0].place.path)} has."
+            message = f"The groups are missing, which {quoted(with_groups[0].place.path)} has."
             part.place.add("missing_group", message)
 
     # Counts first: they help to find a problem of the values.
@@ -457,11 +457,11 @@ def _check_finite(part: SiteArrays) -> None:
 def _find_difference(part: SiteArrays, first: SiteArrays) -> Iterator[Finding]:
     """Yield how the examples of a part differ from the first one."""
     if part.shape != first.shape:
-        message = f"Expected examples of shape {first.shape} as in {show(first.place.path)}, got"
+        message = f"Expected examples of shape {first.shape} as in {quoted(first.place.path)}, got"
         yield Finding("shape_differs", f"{message} shape {part.shape}.")
 
     if first.x.ndim == 4 and part.has_floats != first.has_floats:
-        message = f"Expected examples of type {first.x.dtype} as in {show(first.place.path)}, got"
+        message = f"Expected examples of type {first.x.dtype} as in {quoted(first.place.path)}, got"
         yield Finding("type_differs", f"{message} type {part.x.dtype}.")
 
 

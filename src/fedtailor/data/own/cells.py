@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
+from fedtailor.core.text import counted, quoted
 from fedtailor.data.columns import MAX_CATEGORIES, Decimal
 from fedtailor.data.own.findings import FindingPlace
 from fedtailor.data.own.kinds import SEVERAL_LABELS
-from fedtailor.data.own.names import counted, show
 from fedtailor.data.own.patterns import (
     category_in,
     cell_of,
@@ -305,7 +305,7 @@ class Table:
             elif name != label:
                 sentence += f" To leave it out: {leave_out_text(name)}."
 
-            self.place.add(kind, f"Column {show(name)} {sentence}", severity="error")
+            self.place.add(kind, f"Column {quoted(name)} {sentence}", severity="error")
 
     def check_numbers(self, names: Iterable[str]) -> None:
         """Add the problems of those of some columns that hold infinite numbers."""
@@ -326,7 +326,7 @@ class Table:
             return
 
         line = self.lines[at.row]
-        text = f"{show(at.text)} in " if at.text else "in "
+        text = f"{quoted(at.text)} in " if at.text else "in "
         rows = counted(at.num_rows, "row")
-        message = f"Column {show(name)} has {what} in {rows}; the first is {text}row {line}."
+        message = f"Column {quoted(name)} has {what} in {rows}; the first is {text}row {line}."
         self.place.add(kind, message, line, severity="error")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedtailor.core.text import quoted
 from fedtailor.data.own.findings import Findings
-from fedtailor.data.own.names import show
 
 MEANINGS = {
     "duplicate_train_test": (
@@ -104,9 +104,9 @@ def report_duplicate_files(
         other = where[row]
         first = where[same]
         kind = DUPLICATE_KINDS[number]
-        message = f"The same content as {show(first.path)}, {MEANINGS[kind]}"
+        message = f"The same content as {quoted(first.path)}, {MEANINGS[kind]}"
         if first.label != other.label:
-            message += f": {show(first.label)} there, {show(other.label)} here"
+            message += f": {quoted(first.label)} there, {quoted(other.label)} here"
 
         findings.add(kind, f"{message}.", site=other.site, path=other.path)
 

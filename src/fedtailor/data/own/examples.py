@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedtailor.core.text import counted, printable, quoted
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.own.duplicates import (
@@ -20,7 +21,6 @@ from fedtailor.data.own.duplicates import (
     find_duplicates,
 )
 from fedtailor.data.own.findings import Findings, Site
-from fedtailor.data.own.names import counted, safe_name, show
 
 MAX_ROWS = 2_000_000
 """Most rows of arrays and tables among which duplicates are searched for."""
@@ -41,12 +41,12 @@ class Examples:
 
     def count_sites(self, names: Sequence[str], class_names: Sequence[str]) -> list[Site]:
         """Return the number of examples of every site by class, without those that it lacks."""
-        sites = [Site(safe_name(name)) for name in names]
+        sites = [Site(printable(name)) for name in names]
         keys = np.stack([self.is_test, self.site, self.y])
         cells, counts = np.unique(keys, axis=1, return_counts=True)
         for (is_test, number, label), count in zip(cells.T, counts.tolist(), strict=True):
             part = sites[number].test if is_test else sites[number].train
-            part[safe_name(class_names[label])] = count
+            part[printable(class_names[label])] = count
 
         return sites
 
@@ -68,7 +68,7 @@ class Examples:
         def name_of(row: int) -> str:
             for name, numbers in files:
                 if row < len(numbers):
-                    return show(f"{name}:{numbers[row]}")
+                    return quoted(f"{name}:{numbers[row]}")
                 row -= len(numbers)
 
             raise IndexError(row)
@@ -216,7 +216,7 @@ def groups_of_paths(
         if group:
             groups.append(numbers.setdefault(group, len(numbers)))
         else:
-            message = f"data.group = {show(pattern)} finds no group in this path."
+            message = f"data.group = {quoted(pattern)} finds no group in this path."
             findings.add("missing_group", message, site=file.site, path=file.path)
 
     # Every file without a group is told, not only the first.
@@ -240,7 +240,7 @@ def _compile(pattern: str, findings: Findings) -> re.Pattern[str] | None:
         what = f"has {counted(compiled.groups, 'group')} in parentheses, not 1"
 
     message = (
-        f"data.group = {show(pattern)} {what}. For images it is a regular expression with one "
+        f"data.group = {quoted(pattern)} {what}. For images it is a regular expression with one "
         "group, which is searched for in the path of a file, such as 'patient(\\d+)'."
     )
     findings.add("wrong_group", message)

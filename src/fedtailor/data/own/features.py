@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 
 from fedtailor.core.errors import joined
+from fedtailor.core.text import counted, listed, quoted
 from fedtailor.data.columns import MAX_CATEGORIES, Columns, RawColumn
 from fedtailor.data.own.cells import Table, first_at
 from fedtailor.data.own.findings import Finding, Findings
 from fedtailor.data.own.kinds import DATES, SERIES
-from fedtailor.data.own.names import counted, listed, show
 from fedtailor.data.own.patterns import (
     DATE,
     DECIMAL_COMMA,
@@ -70,7 +70,7 @@ class _Feature:
     ) -> None:
         """Use a column; ``kind`` is None if the cells are to say it."""
         self.name: str = name
-        self.title = f"Column {show(name)}"
+        self.title = f"Column {quoted(name)}"
         self.tables = tables
         self.cells = [table.columns[name] for table in tables]
         self.text_at = [cells.text_at for cells in self.cells]
@@ -188,11 +188,11 @@ def _check_texts(feature: _Feature, findings: Findings) -> None:
     pairs = zip(feature.tables, feature.text_at, strict=True)
     table, at = next((table, at) for table, at in pairs if at is not None)
     line = table.lines[at.row]
-    example = f"{show(category_in(at.text))} (row {line} of {show(table.place.path)})"
+    example = f"{quoted(category_in(at.text))} (row {line} of {quoted(table.place.path)})"
     if not table.place.check(_find_wrong_texts(feature, example, line)):
         return
 
-    what = f"In column {show(feature.name)}, the categories"
+    what = f"In column {quoted(feature.name)}, the categories"
     findings.warn_of_similar_names(what, feature.texts)
 
 
@@ -216,8 +216,8 @@ def _note_missing_words(features: Sequence[_Feature], findings: Findings) -> Non
             counts.update(cells.missing_words)
 
         if counts:
-            words = joined(f"{show(word)} {count}" for word, count in counts.items())
-            columns.append(f"{show(feature.name)}: {words}")
+            words = joined(f"{quoted(word)} {count}" for word, count in counts.items())
+            columns.append(f"{quoted(feature.name)}: {words}")
 
     if columns:
         findings.note(f"Words among numbers that are missing values: {'; '.join(columns)}.")
@@ -255,10 +255,10 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
     # From the most certain reason to the least.
     if all(matches(DECIMAL_COMMA, text) or matches(THOUSANDS_COMMA, text) for text in others):
         points = [text for text in numbers if "." in text]
-        beside = f" beside {show(points[0])}" if points else ""
+        beside = f" beside {quoted(points[0])}" if points else ""
         message = (
-            f"{title} holds numbers with a comma, such as {show(others[0])}{beside}. If it is the "
-            f"decimal point: {option_text('decimal', 'comma')}; if it separates thousands: "
+            f"{title} holds numbers with a comma, such as {quoted(others[0])}{beside}. If it is "
+            f"the decimal point: {option_text('decimal', 'comma')}; if it separates thousands: "
             f"{option_text('decimal', 'point')}."
         )
         yield Finding("not_a_number", message, line)
@@ -266,7 +266,7 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
     for kind, pattern, what, advice in _UNUSABLE:
         if share_like(pattern, others) > 0.5:
             text = next(text for text in others if matches(pattern, text))
-            message = f"{title} holds {what}, such as {show(text)}. {advice} {leave_out}"
+            message = f"{title} holds {what}, such as {quoted(text)}. {advice} {leave_out}"
             yield Finding(kind, message, line)
 
     num_filled = sum(cells.num_filled for cells in feature.cells)
@@ -284,7 +284,7 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
     words = sum(len(text.split()) for text in others) / max(len(others), 1)
     is_varied = len(texts) > max(min(num_filled / 2, MAX_CATEGORIES), 2)
     if words >= _WORDS_OF_FREE_TEXT and is_varied:
-        message = f"{title} holds free text, such as {show(others[0])}. {leave_out}"
+        message = f"{title} holds free text, such as {quoted(others[0])}. {leave_out}"
         yield Finding("free_text", message, line)
 
     # More categories than a model should have features for: say the likely reason.
@@ -311,8 +311,8 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
     # Text in a column of numbers is often a typing error.
     if numbers:
         message = (
-            f"{title} holds numbers such as {show(numbers[0])} and text such as {example}: each is "
-            "a category. If it should hold numbers, correct or empty the others."
+            f"{title} holds numbers such as {quoted(numbers[0])} and text such as {example}: each "
+            "is a category. If it should hold numbers, correct or empty the others."
         )
         yield Finding("mixed_column", message, line)
 
@@ -344,11 +344,11 @@ def _describe(used: Sequence[tuple[_Feature, int]], rows: int, findings: Finding
 
     note = f"{' and '.join(kinds)}, in the order of {used[0][0].tables[0].place.path}."
     if texts:
-        sizes = joined(f"{show(feature.name)} ({len(feature.categories)})" for feature in texts)
+        sizes = joined(f"{quoted(feature.name)} ({len(feature.categories)})" for feature in texts)
         note = f"{note} Categories: {sizes}."
 
     findings.note(note)
-    by_column = [f"{show(feature.name)} {count}" for feature, count in used if count]
+    by_column = [f"{quoted(feature.name)} {count}" for feature, count in used if count]
     if by_column:
         cells = counted(sum(count for _, count in used), "empty cell")
         findings.note(

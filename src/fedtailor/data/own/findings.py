@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fedtailor.core.text import listed, printable, quoted, similar_names
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.own.kinds import KINDS, Severity
-from fedtailor.data.own.names import listed, safe_name, show, similar_names
 
 MAX_SITES = 10_000
 """Most sites; more are usually a folder of single files that was read as sites."""
@@ -83,7 +83,7 @@ class Findings:
         alike = [count for key, count in self.counts.items() if (key[0] == "error") == is_error]
         self.counts[severity, kind] = self.counts.get((severity, kind), 0) + 1
         if sum(alike) < MAX_PROBLEMS:
-            texts = (safe_name(text) for text in (site, path, message))
+            texts = (printable(text) for text in (site, path, message))
             self.problems.append(DataProblem(severity, kind, *texts))
 
     def add_empty(self) -> None:
@@ -93,7 +93,7 @@ class Findings:
 
     def note(self, text: str) -> None:
         """Add a note, unless it is there already."""
-        text = safe_name(text)
+        text = printable(text)
         if text not in self.notes:
             self.notes.append(text)
 
@@ -177,5 +177,7 @@ class FindingPlace:
     def skip_empty(self) -> None:
         """Add that the site has no examples; nothing is added if the data has no sites."""
         if self.site:
-            message = f"Site {show(self.site)} has no examples: it is left out, and gets no model."
+            message = (
+                f"Site {quoted(self.site)} has no examples: it is left out, and gets no model."
+            )
             self.add("empty_site", message)

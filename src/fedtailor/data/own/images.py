@@ -13,13 +13,13 @@ import numpy as np
 from PIL import Image
 
 from fedtailor.core.errors import joined
+from fedtailor.core.text import counted, quoted
 from fedtailor.data.files import READING, Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import warn_if_dark
 from fedtailor.data.own.decode import Decoded, decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
 from fedtailor.data.own.findings import FindingPlace, Findings, Unusable, limit_size
-from fedtailor.data.own.names import counted, show
 from fedtailor.data.pictures import square
 
 SUFFIXES = frozenset(".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pgm .ppm .pbm".split())
@@ -191,7 +191,7 @@ def _have_one_size(stack: _Stack, findings: Findings) -> bool:
 
     named = []
     for (width, height), count in stack.sizes.most_common():
-        example = show(stack.first[width, height])
+        example = quoted(stack.first[width, height])
         named.append(f"{width} x {height}: {count} (such as {example})")
 
     side = min(1024, *(min(size) for size in stack.sizes))

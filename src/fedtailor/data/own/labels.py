@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from fedtailor.core.text import counted, listed, printable, quoted
 from fedtailor.data.own.cells import Cells, Table
 from fedtailor.data.own.findings import Finding, Findings
 from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
-from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import (
     DATE,
     MAX_CLASSES,
@@ -48,36 +48,36 @@ def name_classes(
     texts = dict.fromkeys(text for cells in columns for text in cells.texts)
     numbers = {text: label_number(text) for text in texts}
     examples = sum(len(cells) for cells in columns)
-    title = f"Column {show(name)}"
+    title = f"Column {quoted(name)}"
 
     # Wrong kinds of labels first: their number says nothing then.
     several = several_labels(list(texts))
     if several:
-        message = f"{title} holds several labels in one cell, such as {show(several)}. "
+        message = f"{title} holds several labels in one cell, such as {quoted(several)}. "
         _refuse("several_labels", message + SEVERAL_LABELS, several, name, tables)
         return None
 
     if None in numbers.values():
-        class_of = {text: safe_name(text) for text in texts}
+        class_of = {text: printable(text) for text in texts}
         class_names = sorted(set(class_of.values()))
     else:
         fraction = next((text for text in texts if isinstance(numbers[text], float)), "")
         if fraction:
-            message = f"Labels must be text or whole numbers: column {show(name)} holds "
-            message += f"{show(fraction)}. {NO_REGRESSION}"
+            message = f"Labels must be text or whole numbers: column {quoted(name)} holds "
+            message += f"{quoted(fraction)}. {NO_REGRESSION}"
             _refuse("float_label", message, fraction, name, tables)
             return None
 
         class_of = {text: str(number) for text, number in numbers.items()}
         class_names = sorted(set(class_of.values()), key=int)
-        tables[0].place.check(find_regression(show(name), len(class_names), examples))
+        tables[0].place.check(find_regression(quoted(name), len(class_names), examples))
 
     # Numbers among texts are classes of their own, which is rarely meant.
     with_number = [text for text, number in numbers.items() if number is not None]
     if 0 < len(with_number) < len(texts):
         text = next(text for text, number in numbers.items() if number is None)
-        message = f"{title} holds numbers such as {show(with_number[0])} and text such as "
-        findings.add("mixed_labels", f"{message}{show(text)}. Each is a separate class.")
+        message = f"{title} holds numbers such as {quoted(with_number[0])} and text such as "
+        findings.add("mixed_labels", f"{message}{quoted(text)}. Each is a separate class.")
 
     if len(class_names) > MAX_CLASSES:
         message = f"{title} holds {len(class_names)} different labels; at most {MAX_CLASSES} are "
@@ -140,7 +140,7 @@ def guess_label(tables: Sequence[Table], others: Collection[str], findings: Find
     fitting = [name for name in named if _can_be_label(columns[name])]
     if len(fitting) == 1:
         if fitting[0] != USUAL_NAME:
-            note = f"The labels are in column {show(fitting[0])}, because of its name"
+            note = f"The labels are in column {quoted(fitting[0])}, because of its name"
             findings.note(f"{note}; {option_text('label_column', 'NAME')} takes another.")
 
         return fitting[0]

@@ -12,18 +12,18 @@ from operator import attrgetter
 from pathlib import Path, PurePath
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.text import counted, listed, printable, quoted
 from fedtailor.data.cache import digest_of
 from fedtailor.data.options import OWN, DataOptions
 from fedtailor.data.own.archives import ENDINGS
 from fedtailor.data.own.duplicates import Occurrence
 from fedtailor.data.own.findings import Findings, Unusable
 from fedtailor.data.own.images import SUFFIXES, Picture
-from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.table import TABLES
 from fedtailor.data.own.walk import (
     USE_INSTEAD_OF_DICOM,
     File,
-    Tree,
+    FolderContents,
     begins_like_dicom,
     find_dicom,
     walk,
@@ -164,12 +164,12 @@ def refuse_missing(path: str) -> None:
         DataError: there is nothing.
     """
     if not os.path.exists(os.path.expanduser(path)) and not _TARGET.fullmatch(path):
-        message = safe_name(_nothing_at(path))
-        raise DataError(message, key="data.path", path=safe_name(path), got="not_found")
+        message = printable(_nothing_at(path))
+        raise DataError(message, key="data.path", path=printable(path), got="not_found")
 
 
 def _nothing_at(path: str) -> str:
-    return f"There is no folder or file {show(path)}. {_SUPPORTED}"
+    return f"There is no folder or file {quoted(path)}. {_SUPPORTED}"
 
 
 def _of_file(file: Path, path: str) -> FolderLayout:
@@ -187,11 +187,11 @@ def _of_file(file: Path, path: str) -> FolderLayout:
         raise Unusable("dicom", f"The file is DICOM. {USE_INSTEAD_OF_DICOM}", file.name)
 
     advice = "save it as CSV UTF-8" if file.suffix.lower() in _SPREADSHEETS else "unpack archives"
-    message = f"{show(path)} is a file, but not a .csv or .parquet file; {advice}."
+    message = f"{quoted(path)} is a file, but not a .csv or .parquet file; {advice}."
     raise Unusable("unknown_layout", f"{message} {_SUPPORTED}")
 
 
-def _of_folder(tree: Tree, findings: Findings) -> FolderLayout:
+def _of_folder(tree: FolderContents, findings: Findings) -> FolderLayout:
     """Return the layout of a folder."""
     if not tree.files:
         raise Unusable("empty_folder", f"The folder holds no files. {_SUPPORTED}")
@@ -251,7 +251,7 @@ def _part_of_arrays(file: File) -> str:
     return name.stem if name.stem in ("train", "test") and name.suffix in ENDINGS else ""
 
 
-def _by_part(tree: Tree, files: Sequence[File]) -> dict[str, Path]:
+def _by_part(tree: FolderContents, files: Sequence[File]) -> dict[str, Path]:
     """Return the files of arrays of a site by part.
 
     Raises:
@@ -261,7 +261,7 @@ def _by_part(tree: Tree, files: Sequence[File]) -> dict[str, Path]:
     for file in files:
         part = _part_of_arrays(file)
         if part in by_part:
-            message = f"There is {show(by_part[part].name)} too; keep one of the two."
+            message = f"There is {quoted(by_part[part].name)} too; keep one of the two."
             raise Unusable("two_arrays", message, file.printable)
 
         by_part[part] = tree.path(file)
@@ -269,20 +269,20 @@ def _by_part(tree: Tree, files: Sequence[File]) -> dict[str, Path]:
     return by_part
 
 
-def _of_tables(layout: FolderLayout, tree: Tree, files: Sequence[File]) -> FolderLayout:
+def _of_tables(layout: FolderLayout, tree: FolderContents, files: Sequence[File]) -> FolderLayout:
     """Return the layout of a folder with one table per site, or with a single table."""
     paths = [tree.path(file) for file in files]
     if len(paths) == 1:
         return replace(layout, words=ONE_TABLE, tables=[("", paths[0])])
 
-    sites = [safe_name(path.stem) for path in paths]
+    sites = [printable(path.stem) for path in paths]
     _check_distinct(sites)
     tables = list(zip(sites, paths, strict=True))
     return replace(layout, words=SITE_TABLES, sites=sites, tables=tables)
 
 
 def _of_arrays(
-    layout: FolderLayout, tree: Tree, files: Sequence[File], findings: Findings
+    layout: FolderLayout, tree: FolderContents, files: Sequence[File], findings: Findings
 ) -> FolderLayout:
     """Return the layout of a folder with one folder of arrays per site, or with arrays itself."""
     at_top = _by_part(tree, [file for file in files if not file.folders])
@@ -294,14 +294,14 @@ def _of_arrays(
     _check_distinct(sites)
     by_folder: dict[str, list[File]] = {}
     for file in files:
-        by_folder.setdefault(safe_name(file.folders[0]), []).append(file)
+        by_folder.setdefault(printable(file.folders[0]), []).append(file)
 
     by_site = sorted((site, _by_part(tree, own)) for site, own in by_folder.items())
     return replace(layout, words=SITE_ARRAYS, sites=sites, arrays=by_site)
 
 
 def _of_images(
-    layout: FolderLayout, tree: Tree, images: Sequence[File], findings: Findings
+    layout: FolderLayout, tree: FolderContents, images: Sequence[File], findings: Findings
 ) -> FolderLayout:
     """Return the layout of a folder of images."""
     if not images:
@@ -327,7 +327,7 @@ def _of_images(
     # Training images first, each part sorted by site, class and name.
     pictures.sort(key=attrgetter("where.site", "where.label", "path"))
     pictures.sort(key=lambda picture: picture.where.part != "train")
-    classes = {safe_name(folders[-1]) for folders in tree.folders if len(folders) == depth}
+    classes = {printable(folders[-1]) for folders in tree.folders if len(folders) == depth}
     return replace(layout, words=words, sites=sites, classes=sorted(classes), pictures=pictures)
 
 
@@ -382,18 +382,18 @@ def _kind_of_level(names: Collection[str]) -> str:
     return "partial" if parts else "names"
 
 
-def _picture(tree: Tree, file: File, words: str) -> Picture:
+def _picture(tree: FolderContents, file: File, words: str) -> Picture:
     """Return an image file with its site, part and class."""
-    site = safe_name(file.folders[0]) if words.startswith("SITE") else ""
+    site = printable(file.folders[0]) if words.startswith("SITE") else ""
     level = {SITE_PART_CLASS: 1, PART_CLASS: 0}.get(words)
     part = "train" if level is None else _PARTS[file.folders[level].lower()]
-    label = safe_name(file.folders[-1])
+    label = printable(file.folders[-1])
     return Picture(tree.path(file), Occurrence(site, part, label, file.printable))
 
 
-def _top_folders(tree: Tree) -> list[str]:
+def _top_folders(tree: FolderContents) -> list[str]:
     """Return the names of the folders at the top, safe to print."""
-    return [safe_name(folders[0]) for folders in tree.folders if len(folders) == 1]
+    return [printable(folders[0]) for folders in tree.folders if len(folders) == 1]
 
 
 def _check_distinct(sites: Collection[str]) -> None:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError, unknown_name
+from fedtailor.core.text import counted, listed, printable, quoted
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.own.cells import Cells, Rewrite, Table
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, DataProblem, FindingPlace, Findings
-from fedtailor.data.own.names import counted, listed, safe_name, show
 from fedtailor.data.own.patterns import THOUSANDS_COMMA, category_in, matches
 from fedtailor.data.own.table import TABLES, Sought, read_cells, read_header, read_table
 
@@ -66,12 +66,12 @@ def read_table_like(
         >>> read_table_like(Path("missing.csv"), plan).problems[0].kind
         'unreadable_file'
     """
-    place = FindingPlace(Findings(), "", safe_name(path.name))
+    place = FindingPlace(Findings(), "", printable(path.name))
     if path.suffix.lower() not in TABLES:
         place.add("unknown_layout", f"Only {', '.join(TABLES)} files can be read as tables.")
         return LikeTable(None, (), place.findings.problems)
 
-    keep = [safe_name(name) for name in keep]
+    keep = [printable(name) for name in keep]
     sought = replace(_sought(columns, rules), keep=keep)
     table = read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES)
     like = _encode(table, columns, place, ignored=keep)
@@ -92,7 +92,7 @@ def _cells_to_keep(table: Table, name: str) -> list[str]:
         whose = f"'{table.place.path}'"
         raise unknown_name("column", name, table.names, of=whose, key="keep", kind=DataError)
 
-    return [safe_name(text) for text in table.kept[name]]
+    return [printable(text) for text in table.kept[name]]
 
 
 def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None) -> LikeTable:
@@ -183,12 +183,14 @@ def _encode(
     encoded = columns.encode(cells)
     for name, count in encoded.missing.items():
         cells_in_words = counted(count, "empty cell")
-        message = f"Column {show(name)} has {cells_in_words}, replaced as in training."
+        message = f"Column {quoted(name)} has {cells_in_words}, replaced as in training."
         place.add("missing_value", message, severity="warning")
 
     for name, count in encoded.unseen.items():
         cells_in_words = counted(count, "cell")
-        message = f"Column {show(name)} has {cells_in_words} with a category that training had not."
+        message = (
+            f"Column {quoted(name)} has {cells_in_words} with a category that training had not."
+        )
         place.add("unseen_category", message)
 
     problems = place.findings.problems

@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from fedtailor.data.own.names import safe_name
+from fedtailor.core.text import printable
 
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?")
 """Words for an empty cell. Among text, ``none`` is a category, such as no medication."""
@@ -140,7 +140,7 @@ def category_in(cell: str) -> str:
     try:
         number = number_in(text)
     except ValueError:
-        return safe_name(text)
+        return printable(text)
 
     if not number.is_integer():
         return repr(number)

@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 from fedtailor.core.errors import WARNING, DataError
+from fedtailor.core.text import listed, printable
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
@@ -18,7 +19,6 @@ from fedtailor.data.own.findings import FindingPlace, Findings, OwnData
 from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import FolderLayout, recognize
 from fedtailor.data.own.like import TrainingTables
-from fedtailor.data.own.names import listed, safe_name
 from fedtailor.data.own.sites import cross_check
 from fedtailor.data.own.tables import read_tables
 from fedtailor.data.own.target import read_target
@@ -128,9 +128,9 @@ def _read(
     safe = dataclasses.replace(
         dataset,
         name=layout.name,
-        class_names=tuple(safe_name(name) for name in dataset.class_names),
-        domain_names=tuple(safe_name(name) for name in dataset.domain_names),
-        sources={safe_name(name): digest for name, digest in dataset.sources.items()},
+        class_names=tuple(printable(name) for name in dataset.class_names),
+        domain_names=tuple(printable(name) for name in dataset.domain_names),
+        sources={printable(name): digest for name, digest in dataset.sources.items()},
         notes=(*findings.notes, *_summary(findings)),
     )
 
@@ -177,7 +177,7 @@ def _explain_tables(layout: FolderLayout, findings: Findings) -> None:
 
     for number, problem in enumerate(findings.problems):
         if problem.severity == "error" and problem.kind in _NO_LIST_OF_IMAGES:
-            names = listed(safe_name(path.name) for _, path in layout.tables)
+            names = listed(printable(path.name) for _, path in layout.tables)
             message = f"{problem.message} If images are the data, move {names} out of the folder."
             findings.problems[number] = problem._replace(message=message)
             return
@@ -255,8 +255,8 @@ def _as_error(path: str, findings: Findings) -> DataError:
     message = " ".join(sentences)
     expanded = os.path.expanduser(path)
     quotes_the_path = "not_found" in kinds or "unknown_layout" in kinds
-    names_the_file = safe_name(os.path.basename(expanded)) in message
+    names_the_file = printable(os.path.basename(expanded)) in message
     if os.path.isdir(expanded) or not (quotes_the_path or names_the_file):
-        message = f"{safe_name(path)}: {message}"
+        message = f"{printable(path)}: {message}"
 
-    return DataError(message, key="data.path", path=safe_name(path), got=kinds[0])
+    return DataError(message, key="data.path", path=printable(path), got=kinds[0])

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from fedtailor.core.errors import joined
+from fedtailor.core.text import counted, listed, quoted
 from fedtailor.data.own.findings import Finding, Findings, Site
-from fedtailor.data.own.names import counted, listed, show
 from fedtailor.data.own.patterns import missing_value_text
 
 FEW = 20
@@ -41,7 +41,9 @@ def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:
     sites = _AllSites(filled)
     classes = sorted(sites.any)
     if len(classes) == 1:
-        message = f"All examples are of class {show(classes[0])}; at least two classes are needed."
+        message = (
+            f"All examples are of class {quoted(classes[0])}; at least two classes are needed."
+        )
         findings.add("one_class", message)
 
     if not sites.train:
@@ -70,7 +72,7 @@ def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:
 
 def _check_site(site: Site, sites: _AllSites) -> Iterator[Finding]:
     """Yield what is unusual about a site among all."""
-    title = f"Site {show(site.name)}" if site.name else "The data"
+    title = f"Site {quoted(site.name)}" if site.name else "The data"
     classes = sorted({*site.train, *site.test})
     examples = sum(site.train.values())
     if not examples:
@@ -99,7 +101,7 @@ def _check_site(site: Site, sites: _AllSites) -> Iterator[Finding]:
 
     alone = [name for name in classes if sites.any[name] == 1]
     if alone and sites.count > 1:
-        message = f"Only site {show(site.name)} has examples of {listed(alone)}."
+        message = f"Only site {quoted(site.name)} has examples of {listed(alone)}."
         yield Finding("class_at_one_site", message)
 
 
@@ -140,7 +142,7 @@ def compare_sites(name: str, values: Mapping[str, np.ndarray]) -> Iterator[Findi
     empty = [site for site, cells in filled.items() if not len(cells) and len(values[site])]
     if empty and len(empty) < len(filled):
         message = (
-            f"Column {show(name)} has no value at {listed(empty)}: other sites' medians fill it."
+            f"Column {quoted(name)} has no value at {listed(empty)}: other sites' medians fill it."
         )
         yield Finding("empty_at_site", message)
 
@@ -149,11 +151,11 @@ def compare_sites(name: str, values: Mapping[str, np.ndarray]) -> Iterator[Findi
         if not sites:
             continue
 
-        counts = joined(f"{show(site)} {count}" for site, count in sites.items())
+        counts = joined(f"{quoted(site)} {count}" for site, count in sites.items())
         option = missing_value_text(name, f"{code:g}")
         message = (
-            f"Column {show(name)} has many cells of {code:g}, far from all other values: {counts}. "
-            f"If it means that nothing was measured: {option}."
+            f"Column {quoted(name)} has many cells of {code:g}, far from all other values: "
+            f"{counts}. If it means that nothing was measured: {option}."
         )
         yield Finding("value_means_missing", message)
         # A value that means missing must not hide another unit, or look like one.
@@ -222,7 +224,7 @@ def _find_units(name: str, filled: Mapping[str, np.ndarray]) -> Iterator[Finding
         ratio = max(median / elsewhere, elsewhere / median)
         more = "large" if median > elsewhere else "small"
         message = (
-            f"Column {show(name)} is about {ratio:.3g} times as {more} at {show(site)} (median "
+            f"Column {quoted(name)} is about {ratio:.3g} times as {more} at {quoted(site)} (median "
             f"{median:.4g}) as elsewhere (median {elsewhere:.4g}): another unit, "
             f"{_FACTORS[named[0]]}? If so, convert it there."
         )

@@ -21,6 +21,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.extras import install_command
+from fedtailor.core.text import listed, printable, quoted
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import MAX_CATEGORIES, Decimal
 from fedtailor.data.files import read_bytes
@@ -28,7 +29,6 @@ from fedtailor.data.own.cells import Cells, Rewrite, Table
 from fedtailor.data.own.decimals import find_meanings, rewrites
 from fedtailor.data.own.findings import FindingPlace, Findings, Unusable, limit_size
 from fedtailor.data.own.kinds import DATES, SERIES
-from fedtailor.data.own.names import listed, safe_name, show
 from fedtailor.data.own.patterns import cell_of, is_number
 
 TABLES = (".csv", ".parquet", ".pq")
@@ -135,7 +135,7 @@ def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...]:
     """
     # All messages and features use these names, so they are unique and safe.
     names: dict[str, int] = {}
-    written = [safe_name(name.strip()) for name in header]
+    written = [printable(name.strip()) for name in header]
     for number, name in enumerate(written, start=1):
         unique = name or unnamed(number)
         while unique in names:
@@ -216,7 +216,7 @@ def _read_text(raw: bytes, encoding: str, place: FindingPlace, sought: Sought, l
         reader = csv.reader(text, delimiter=delimiter, strict=True)
         header = next(row for row in reader if "".join(row).strip())
         if _are_values(header):
-            shown = listed(map(safe_name, header), 5)
+            shown = listed(map(printable, header), 5)
             message = f"The first line holds values, not names of columns: {shown}."
             raise Unusable("no_header", f"{message} Add a line of names above it.")
 
@@ -266,7 +266,7 @@ def _find_delimiter(first: str, sought: Sought) -> str:
         except csv.Error:
             return 0, 0
 
-        expected = sum(sought.is_expected(safe_name(name)) for name in names)
+        expected = sum(sought.is_expected(printable(name)) for name in names)
         return expected if len(names) > 1 else 0, len(names)
 
     return max(_DELIMITERS, key=fit)
@@ -387,7 +387,7 @@ def _refuse_type(kind: Any) -> tuple[str, str] | None:
     if kinds.is_list(plain) or kinds.is_large_list(plain) or kinds.is_fixed_size_list(plain):
         return "time_series", f"holds lists. {SERIES}"
 
-    return "wrong_column_type", f"must hold numbers or text, but holds {show(kind)}."
+    return "wrong_column_type", f"must hold numbers or text, but holds {quoted(kind)}."
 
 
 def _is_text(kind: Any) -> bool:

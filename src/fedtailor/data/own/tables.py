@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.core.errors import DataError, did_you_mean, unknown_name
+from fedtailor.core.text import listed, printable, quoted
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, RawTable
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset
@@ -25,7 +26,6 @@ from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Finding, FindingPlace, 
 from fedtailor.data.own.images import Picture, read_pictures
 from fedtailor.data.own.labels import guess_label, name_classes
 from fedtailor.data.own.like import TrainingTables, check_names, check_texts, names_of_texts
-from fedtailor.data.own.names import listed, safe_name, show
 from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_label, leave_out_text
 from fedtailor.data.own.table import Sought, read_table
 
@@ -138,12 +138,12 @@ def read_tables(
     # Options come from a command line, names of columns from a file: both are compared in safe
     # form.
     digests: dict[str, str] = {}
-    group = safe_name(options.group)
-    label = safe_name(options.label_column)
+    group = printable(options.group)
+    label = printable(options.label_column)
     rules = options.cell_rules if like is None else like.rules
     columns = None if like is None else like.columns
     sought = _sought(label, group, rules, columns)
-    left_out = tuple(map(safe_name, options.leave_out))
+    left_out = tuple(map(printable, options.leave_out))
     tables = _read_files(files, sought, findings, digests)
     _refuse_unknown_columns(options.missing_values, tables)
     _note_unknown_columns(left_out, tables, findings)
@@ -318,7 +318,7 @@ def _read_files(
     tables = []
     left = MAX_TOTAL_BYTES
     for site, path in files:
-        place = FindingPlace(findings, site, safe_name(path.name))
+        place = FindingPlace(findings, site, printable(path.name))
         table = read_table(path, place, sought, digests, limit=left)
         if table is not None:
             left -= 4 * len(table.lines) * len(table.columns)
@@ -389,16 +389,16 @@ def _find_wrong_roles(site_table: _SiteTable) -> Iterator[Finding]:
     columns = f"the columns are: {listed(names, 20)}."
     if label and label not in names:
         hint = did_you_mean(label, names).rstrip("?")
-        message = f"No column {show(label)} for the labels (data.label_column){hint}; {columns}"
+        message = f"No column {quoted(label)} for the labels (data.label_column){hint}; {columns}"
         yield Finding("missing_label_column", message)
 
     if group and group == label:
-        message = f"Column {show(group)} holds the labels, so it cannot be the column of groups"
+        message = f"Column {quoted(group)} holds the labels, so it cannot be the column of groups"
         yield Finding("missing_group_column", f"{message} (data.group).")
 
     if group and group not in names:
         hint = did_you_mean(group, [name for name in names if name != label]).rstrip("?")
-        message = f"No column {show(group)} for the groups (data.group){hint}; {columns}"
+        message = f"No column {quoted(group)} for the groups (data.group){hint}; {columns}"
         yield Finding("missing_group_column", message)
 
     if not site_table.image and not others:
@@ -422,13 +422,13 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
         here = [name for name in table.used if name in extra]
         for name, count in having.items():
             if name in here:
-                message = f"Column {show(name)} is in {count} of {total} tables only."
+                message = f"Column {quoted(name)} is in {count} of {total} tables only."
                 hint = f" To leave it out: {leave_out_text(name)}."
                 table.table.place.add("extra_column", message + hint)
             elif name not in names and name not in extra:
-                message = f"No column {show(name)}: {count} of {total} tables have it."
+                message = f"No column {quoted(name)}: {count} of {total} tables have it."
                 other = _similar(name, here)
-                hint = f" Is it {show(other)} here? Then rename it." if other else ""
+                hint = f" Is it {quoted(other)} here? Then rename it." if other else ""
                 table.table.place.add("missing_column", message + hint)
 
 
@@ -484,7 +484,7 @@ def _read_images(
             if path is not None:
                 part = "test" if examples.is_test[row] else "train"
                 label = class_names[examples.y[row]]
-                name = safe_name(cells.texts[code])
+                name = printable(cells.texts[code])
                 pictures.append(Picture(path, Occurrence(table.place.site, part, label, name)))
 
     if len(pictures) < len(table_of_row):
@@ -509,7 +509,7 @@ def _find_image(root: Path, name: str, place: FindingPlace, line: int) -> Path |
     try:
         path = (root / name).resolve()
         if not path.is_relative_to(root):
-            message = f"Image {show(name)} is not in the folder of the table."
+            message = f"Image {quoted(name)} is not in the folder of the table."
             place.add("image_outside", message, line)
             return None
 
@@ -518,6 +518,6 @@ def _find_image(root: Path, name: str, place: FindingPlace, line: int) -> Path |
     except (OSError, RuntimeError, ValueError):
         pass  # a link that leads to itself, or a name that no file can have
 
-    message = f"Image {show(name)} does not exist in the folder of the table."
+    message = f"Image {quoted(name)} does not exist in the folder of the table."
     place.add("missing_image", message, line)
     return None

@@ -9,12 +9,12 @@ import numpy as np
 
 from fedtailor.core.errors import DataError, calling
 from fedtailor.core.targets import find_target
+from fedtailor.core.text import printable, quoted
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import Part, SiteArrays, check_options, combine_arrays, warn_if_dark
 from fedtailor.data.own.examples import Examples, check_groups
 from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings
-from fedtailor.data.own.names import safe_name, show
 
 _RETURNS = (
     "a Dataset, or a mapping from site to (x, y) or to ((x_train, y_train), (x_test, y_test))"
@@ -99,14 +99,14 @@ def _read_sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] 
     sites: dict[str, Any] = {}
     for key, value in returned.items():
         if not isinstance(key, str) or not key:
-            got = f"{show(key)} of type {_type_of(key)}"
+            got = f"{quoted(key)} of type {_type_of(key)}"
             message = f"{name}() must return a mapping from names of sites, got {got}."
             findings.add("wrong_return", message, path=name)
             continue
 
-        site = safe_name(key)
+        site = printable(key)
         if site in sites:
-            message = f"{name}() returned two sites with the same printed name {show(site)}."
+            message = f"{name}() returned two sites with the same printed name {quoted(site)}."
             findings.add("duplicate_site", message, site=site, path=name)
 
         sites[site] = value
@@ -131,7 +131,7 @@ def _read_parts(place: FindingPlace, value: Any) -> list[SiteArrays]:
 
 def _read_part(place: FindingPlace, part: Part, pair: Any) -> SiteArrays | None:
     """Return x and y as arrays, or None with the problem added."""
-    what = f"{place.path}() returned for site {show(place.site)}"
+    what = f"{place.path}() returned for site {quoted(place.site)}"
     try:
         first, second = pair
         x = np.asarray(first)
@@ -150,7 +150,7 @@ def _read_part(place: FindingPlace, part: Part, pair: Any) -> SiteArrays | None:
 
 def _refuse(place: FindingPlace, got: Any) -> None:
     """Add the problem of a wrong return value."""
-    where = f" for site {show(place.site)}" if place.site else ""
+    where = f" for site {quoted(place.site)}" if place.site else ""
     length = f" of length {len(got)}" if isinstance(got, tuple | list) else ""
     message = f"{place.path}() must return {_RETURNS}; it returned{where} {_type_of(got)}{length}."
     place.add("wrong_return", message)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from fedtailor.core.text import printable
 from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings, Unusable
-from fedtailor.data.own.names import safe_name
 
 MAX_FILES = 2_000_000
 """More files than this are refused."""
@@ -61,11 +61,11 @@ class File(NamedTuple):
     @property
     def printable(self) -> str:
         """Its path within the folder, safe to print."""
-        return safe_name("/".join(self.parts))
+        return printable("/".join(self.parts))
 
 
 @dataclass
-class Tree:
+class FolderContents:
     """The contents of a folder, in order of names."""
 
     folder: Path
@@ -77,7 +77,7 @@ class Tree:
         return self.folder.joinpath(*file.parts)
 
 
-def walk(folder: Path, findings: Findings) -> Tree:
+def walk(folder: Path, findings: Findings) -> FolderContents:
     """List the files of a folder.
 
     Links to files within the folder are followed, links to folders are not. Files that are left out
@@ -86,12 +86,12 @@ def walk(folder: Path, findings: Findings) -> Tree:
     Raises:
         Unusable: the folder is too large.
     """
-    tree = Tree(folder.resolve())
+    tree = FolderContents(folder.resolve())
     _enter((), tree, findings)
     return tree
 
 
-def _enter(parts: tuple[str, ...], tree: Tree, findings: Findings) -> None:
+def _enter(parts: tuple[str, ...], tree: FolderContents, findings: Findings) -> None:
     """List one folder and those within it."""
     try:
         with os.scandir(tree.folder.joinpath(*parts)) as scan:
@@ -132,7 +132,7 @@ def _limit_sites(entries: Sequence[os.DirEntry[str]]) -> None:
 
 
 def _add_file(
-    entry: os.DirEntry[str], parts: tuple[str, ...], tree: Tree, place: FindingPlace
+    entry: os.DirEntry[str], parts: tuple[str, ...], tree: FolderContents, place: FindingPlace
 ) -> None:
     """Add a file to the tree, or a problem if it is left out."""
     try:

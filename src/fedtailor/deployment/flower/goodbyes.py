@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.core.atomic import to_json, write_whole
+from fedtailor.core.atomic import write_json
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_object
 
@@ -41,4 +41,4 @@ class Goodbyes(NamedTuple):
         away.pop(node, None)
         if not is_here:
             away[node] = time.time()
-        write_whole(self.path, to_json({str(node): since for node, since in away.items()}) + "\n")
+        write_json(self.path, {str(node): since for node, since in away.items()})

@@ -1,4 +1,4 @@
-"""Names and values from a user's data, which may be hostile: made safe to print, and listed."""
+"""Text for people: what users wrote, made safe to print; lists, counts with nouns, and CSV."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_VALUE = 80
 """Most characters of a value in a message."""
 
 
-def safe_name(name: str) -> str:
+def printable(name: str) -> str:
     """Write characters that could change a terminal, or are not text, as backslash escapes."""
     return _HIDDEN_MEANING.sub(_escape, name)
 
@@ -61,7 +61,7 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
     return text.getvalue()
 
 
-def show(value: object) -> str:
+def quoted(value: object) -> str:
     """Quote a value for a message: cut, with control characters escaped."""
     text = repr(str(value))
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
@@ -73,7 +73,7 @@ def listed(names: Iterable[str], most: int = MOST_LISTED) -> str:
     >>> listed(["a", "b", "c"], most=2)
     "'a', 'b' and 1 more"
     """
-    return joined([show(name) for name in names], most)
+    return joined([quoted(name) for name in names], most)
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
