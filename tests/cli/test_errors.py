@@ -148,7 +148,7 @@ BAD = [
     ),
     # files and data
     (["run", "missing.toml"], CONFIG, "missing.toml"),
-    (["run", "--data", "nowhere"], DATA, "There is no folder or file 'nowhere'."),
+    (["run", "--data", "nowhere"], DATA, "There is no folder or file 'nowhere' in '"),
     (["run", "-d", "mnist", "--data-dir", "nowhere"], DATA, "nowhere"),
     (["run", "-d", "cifar10", "--data-dir", "nowhere"], DATA, "nowhere"),
     (["run", "--clients", "5000"], DATA, "5000"),

@@ -18,6 +18,7 @@ from fedtailor.experiment.run import count_unfinished, run
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page.build import build_page
+from fedtailor.report.worth_it import choose_shown
 
 FOLDS = 3
 
@@ -206,6 +207,70 @@ def test_a_folder_of_folds_has_no_model_and_says_how_to_get_one(whole):
 
     # A single fold is an ordinary run.
     assert fedtailor.load(fold_folder(whole, 1)).model("Oslo") is not None
+
+
+def test_the_table_is_of_the_best_method_on_validation_examples_of_all_folds(sites, tmp_path):
+    methods = []
+    for name in ("local", "fedavg_ft"):
+        out = tmp_path / name
+        run(config(sites, ("data.val_fraction", 0.2), algorithm=name), out=out)
+        methods += read_methods([out])
+
+    results = [read_run(tmp_path / name).result for name in ("local", "fedavg_ft")]
+    means = [result["metrics"]["validation"]["accuracy"]["mean"] for result in results]
+    folds = [read_run(fold_folder(tmp_path / "local", fold)).result for fold in range(1, FOLDS + 1)]
+    values = [result["metrics"]["validation"]["accuracy"]["mean"] for result in folds]
+    assert means[0] == pytest.approx(np.mean(values), abs=1e-12)
+
+    shown = choose_shown(methods)
+    assert shown.label == methods[int(np.argmax(means))].label
+    assert "the best one on validation examples" in shown.reason
+
+
+def test_folds_that_stop_at_different_rounds_name_them(tmp_path):
+    write_sites(tmp_path / "sites", rows=30, seed=3)
+    overrides = [
+        ("data.val_fraction", 0.3),
+        ("federation.rounds", 8),
+        ("evaluation.personalized_every", 1),
+        ("evaluation.patience", 1),
+        ("training.lr", 0.02),
+    ]
+    run(config(tmp_path / "sites", *overrides), out=tmp_path / "run")
+    result = read_run(tmp_path / "run").result
+    folds = [read_run(fold_folder(tmp_path / "run", fold)).result for fold in range(1, FOLDS + 1)]
+    ends = [fold["rounds"] for fold in folds]
+    assert len(set(ends)) > 1, "the test needs folds that stop at different rounds"
+    assert result["selected"] == {"rounds": ends, "by": "the last round"}
+    assert result["rounds"] == max(ends)
+
+
+def test_scores_of_the_best_rounds_of_folds_are_not_those_of_the_last(sites, tmp_path):
+    overrides = [
+        ("data.val_fraction", 0.2),
+        ("federation.rounds", 4),
+        ("evaluation.personalized_every", 1),
+        ("evaluation.select", "best"),
+        ("training.lr", 0.5),
+    ]
+    run(config(sites, *overrides), out=tmp_path / "run")
+    record = read_run(tmp_path / "run")
+    folds = [read_run(fold_folder(tmp_path / "run", fold)) for fold in range(1, FOLDS + 1)]
+    best = [fold.result["selected"]["round"] for fold in folds]
+    assert min(best) < 4, "the test needs a best round before the last"
+    assert record.result["selected"]["rounds"] == best
+    assert record.result["metrics"]["personalized"]["round"] == max(best)
+
+    # The last line is about the last round of every fold.
+    def last(run):
+        (scores,) = [
+            one
+            for one in list(run.rounds)[-1]["evaluations"]
+            if one["point"] == "personalized" and one["test_set"] == "clients"
+        ]
+        return scores["metrics"]["accuracy"]["mean"]
+
+    assert last(record) == pytest.approx(np.mean([last(fold) for fold in folds]), abs=1e-12)
 
 
 def test_a_sweep_has_no_folds(sites, tmp_path):

@@ -11,7 +11,7 @@ from torch import nn
 import fedtailor
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import ConfigError, RunError
-from fedtailor.serving.export import SUFFIXES, export_card
+from fedtailor.serving.export import SUFFIXES, card_path, export_card, export_model
 from fedtailor.serving.trace import traced
 from serving.small_runs import make_run
 
@@ -174,6 +174,22 @@ def test_nothing_is_written_into_a_run(shelf):
         with pytest.raises(ConfigError, match="run"):
             fedtailor.export_model(run.model(0), folder, "safetensors")
     assert sorted(run.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch-export"])
+def test_another_model_is_never_overwritten(shelf, tmp_path, format):
+    run, _ = make_run("fedavg", "pictures", shelf)
+    other, _ = make_run("fedrep", "pictures", shelf)
+    path = export_model(run.model("Charité"), tmp_path, format)
+    assert export_model(run.model("Charité"), tmp_path, format) == path
+
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="never overwritten by another one"):
+        export_model(other.model("Charité"), tmp_path, format)
+    card_path(path).unlink()
+    with pytest.raises(ConfigError, match="never overwritten by another one"):
+        export_model(run.model("Charité"), tmp_path, format)
+    assert path.read_bytes() == before
 
 
 def test_features_of_examples_leave_only_on_purpose(shelf, tmp_path):

@@ -15,6 +15,7 @@ from fedtailor.cli.options import (
     Named,
     NewFolder,
     argument,
+    check_is_new,
     number_option,
     read_assignments,
     refuse_two_data_sets,
@@ -179,7 +180,7 @@ def embed_(
     from fedtailor.data.division import load_for
     from fedtailor.data.embedded_folder import write_embedded
 
-    _check_is_new(out)
+    check_is_new(out)
     is_known = match_name(data, DATASETS) is not None and not os.path.exists(data)
     values = {"data.dataset" if is_known else "data.path": data, "data.encoder": encoder}
     values |= {key: value for key, value in named.items() if value}
@@ -232,7 +233,7 @@ def partition(
     if out and Path(out).suffix.lower() != ".json":
         raise wrong_value("--out", "a name that ends in .json", out)
 
-    _check_is_new(out)
+    check_is_new(out)
     values = _values(named, seed)
     options = _options(values, read_assignments(set_))
     with CountLine() as preparation:
@@ -269,7 +270,7 @@ def plot(
     """Draw how data is divided: bubbles for the training examples of each client and class."""
     from fedtailor.cli.show.console import say
 
-    _check_is_new(out)
+    check_is_new(out)
     picture = _draw(_options(_values(named, seed), read_assignments(set_)))
 
     from fedtailor.report.page.files import write_figure
@@ -299,14 +300,6 @@ def _options(values: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> 
         raise wrong_value("data.fold", f"from 1 to {options.folds} here: one of the folds", 0)
 
     return options
-
-
-def _check_is_new(out: str) -> None:
-    """Check that no file or folder has the name."""
-    if out and os.path.lexists(out):
-        raise wrong_value(
-            "--out", "a name that does not exist", out, "A file is never overwritten."
-        )
 
 
 def _free_name() -> str:

@@ -39,7 +39,7 @@ def evaluate(
     from fedtailor.serving.run import load
     from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
 
-    check_out(out, paths)
+    check_out(out)
     records = load(run)
     model = records.model(client, seed=seed)
     options = make_config(records.records.of_seed(seed).config).data
@@ -82,4 +82,10 @@ def evaluate(
 def _is_of_the_run(run: Run, path: str) -> bool:
     """Return whether data lie in the folder from which the run read its own."""
     data = run.records.config.get("data", {}).get("path", "")
-    return bool(data) and Path(path).resolve().is_relative_to(Path(data).expanduser().resolve())
+    if not data:
+        return False
+
+    # A path that is not absolute began in the working folder of then, which often holds the run.
+    starts = [Path(), *run.records.path.resolve().parents]
+    folders = [(start / Path(data).expanduser()).resolve() for start in starts]
+    return any(Path(path).resolve().is_relative_to(folder) for folder in folders)

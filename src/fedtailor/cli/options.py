@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -327,6 +328,18 @@ def read_overrides(
         raise UsageError("give --seed or --seeds, not both.", key="seeds")
 
     return overrides
+
+
+def check_is_new(out: str) -> None:
+    """Check that no file or folder has the name of a file to write; empty: none is written.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if out and os.path.lexists(out):
+        raise wrong_value(
+            "--out", "a name that does not exist", out, "A file is never overwritten."
+        )
 
 
 def refuse_missing_data(settings: Config) -> None:

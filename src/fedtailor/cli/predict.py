@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtailor.cli.options import Json, argument, number_option, text_option
+from fedtailor.cli.options import Json, argument, check_is_new, number_option, text_option
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import DataError
-from fedtailor.core.options import wrong_value
 
 ClientName = Annotated[str, text_option("NAME", "Name or number of the client.")]
 RunSeed = Annotated[int | None, number_option("--seed", "Which of several seeds.")]
@@ -23,20 +22,17 @@ if TYPE_CHECKING:
     from fedtailor.serving.sources import Sources
 
 
-def check_out(out: str, paths: Sequence[str]) -> None:
-    """Check that a file to write is not an input and does not lie in a run; empty: there is none.
+def check_out(out: str) -> None:
+    """Check that a file to write is new, and does not lie in a run; empty: none is written.
 
     Raises:
-        ConfigError: it is an input, or lies in the folder of a run.
+        ConfigError: the file exists, or lies in the folder of a run.
     """
     from fedtailor.experiment.reader import refuse_inside_run
 
-    if not out:
-        return
-
-    refuse_inside_run(Path(out))
-    if any(Path(out).resolve() == Path(path).resolve() for path in paths):
-        raise wrong_value("--out", "another file than the inputs", out)
+    if out:
+        refuse_inside_run(Path(out))
+        check_is_new(out)
 
 
 def predict(
@@ -69,7 +65,7 @@ def predict(
     from fedtailor.serving.run import load
     from fedtailor.serving.sources import Sources
 
-    check_out(out, paths)
+    check_out(out)
     model = load(run).model(client, seed=seed)
     columns = [name.strip() for names in keep or () for name in names.split(",") if name.strip()]
     columns = list(dict.fromkeys(columns))

@@ -42,6 +42,7 @@ def report(
     from fedtailor.cli.show.data import size
     from fedtailor.core.atomic import safe_name
     from fedtailor.core.errors import find_name
+    from fedtailor.core.text import counted
     from fedtailor.report.charts import FORMATS
     from fedtailor.report.methods import read_methods
     from fedtailor.report.page.build import Page, build_page
@@ -82,6 +83,6 @@ def report(
         return
 
     count = len(page.figures)
-    say(f"{target}: {count} figures, {size(sizes[-1])}. Open it in any browser.")
+    say(f"{target}: {counted(count, 'figure')}, {size(sizes[-1])}. Open it in any browser.")
     if figures:
         say(f"The figures as {ending.upper()}, and their numbers as CSV, are in {figures}")

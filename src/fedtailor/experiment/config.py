@@ -92,6 +92,10 @@ class AlgorithmOptions:
 
     def __post_init__(self) -> None:
         check_options(self, owner="algorithm")
+        if self.name.endswith(")"):
+            allowed = "a name; options of a single run are --set algorithm.OPTION=VALUE"
+            raise wrong_value("algorithm.name", allowed, self.name)
+
         object.__setattr__(
             self,
             "name",

@@ -88,24 +88,36 @@ def join_folds(
     for line in lines:
         folder.add_round(line)
 
-    # Scores of all test examples of a client.
+    # Scores of all test examples of a client, by the models that the folds give.
+    results = [fold.result for fold in folds]
+    selected = None
+    final_round = last["round"]
+    if "selected" in results[0]:
+        selected = summary.selected_rounds(results)
+        final_round = max(selected["rounds"])
+
     report = RoundReport(
-        round=last["round"],
+        round=final_round,
         cohort=last["cohort"],
         state=RunState(server=()),
         evaluations=_evaluations(folds, predictions, roster),
         is_last=True,
     )
-    scores = summary.round_record(report, roster)["evaluations"]
-    clients = summary.client_records(report, roster)
-    folder.add_round({**last, "evaluations": scores}, clients=clients)
+    if config.schedule.select == "last":
+        last["evaluations"] = summary.round_record(report, roster)["evaluations"]
 
-    # Which round a fold has selected is in its own result.
+    folder.add_round(last, clients=summary.client_records(report, roster))
+
     schedule = dataclasses.replace(config.schedule, select="last", patience=0)
     facts = {name: folds[0].result[name] for name in _FACTS}
     facts |= {"split_sha256": split["split_sha256"], "folds": len(folds)}
     joint = summary.result(report, roster, schedule)
     result = {"run": str(folder.path), **facts, **joint, **_totals(folds)}
+    result["rounds"] = last["round"]
+    if selected is not None:
+        result["selected"] = selected
+    if all("validation" in fold.result["metrics"] for fold in folds):
+        result["metrics"]["validation"] = _mean_validation(folds)
     if "majority_accuracy" in result:
         result["majority_accuracy"] = _majority_accuracy(folds)
     result |= claims.promises_of([fold.result for fold in folds])
@@ -150,6 +162,18 @@ def _mean_evaluations(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             by_labels.setdefault(labels, []).append(evaluation)
 
     return [summary.average(same) for same in by_labels.values()]
+
+
+def _mean_validation(folds: Sequence[FinishedFold]) -> dict[str, Any]:
+    """Return the mean over folds of the scores on validation examples."""
+    scores = [{"validation": fold.result["metrics"]["validation"]} for fold in folds]
+    means: dict[str, Any] = summary.average(scores)["validation"]
+    for figures in means.values():
+        # Folds share most of their training examples, so this is no standard error.
+        if isinstance(figures, dict):
+            figures.pop("sem", None)
+
+    return means
 
 
 def operating_points(folds: Sequence[FinishedFold]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _CONFIGURATION = """\
 seeds = [0]
 
 [data]
-path = "data"          # a table for each site; the last column is the class
+path = "data"          # a table for each site; label_column = "NAME" names the class
 val_fraction = 0.1     # of the training examples, for calibration and for choices
 
 [algorithm]

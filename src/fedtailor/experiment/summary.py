@@ -16,7 +16,7 @@ from fedtailor.core.metrics import (
     per_client,
     recall,
 )
-from fedtailor.core.schedule import Schedule
+from fedtailor.core.schedule import LAST_ROUND, Schedule
 from fedtailor.core.scores import (
     ClassShares,
     Scores,
@@ -308,7 +308,7 @@ def _balanced_interval(scores: Scores, independent: float = 1.0) -> Interval:
 
 def _selected(last: RoundReport, final: RoundReport, schedule: Schedule) -> Record:
     """Return the round of the final models, by what it was selected, and the best round."""
-    by = "the last round"
+    by = LAST_ROUND
     if schedule.select == "best":
         by = "mean accuracy of personalized models on validation examples"
 
@@ -548,6 +548,12 @@ def average(results: Sequence[Record]) -> Record:
         if name not in _NO_MEANS and all(name in result for result in results):
             means[name] = _average([result[name] for result in results])
 
+    # Trainings may end after different rounds, and a mean of them is no round.
+    if "rounds" in first:
+        means["rounds"] = max(result["rounds"] for result in results)
+    if "selected" in means:
+        means["selected"] = selected_rounds(results)
+
     if "split_sha256" in first:
         means["shared_split"] = len({result["split_sha256"] for result in results}) == 1
 
@@ -566,6 +572,16 @@ def average(results: Sequence[Record]) -> Record:
             means["events"][kind] = sum(result["events"][kind] for result in results)
 
     return means
+
+
+def selected_rounds(results: Sequence[Record]) -> Record:
+    """Return the rounds whose models several trainings give, and what decided."""
+    rounds: list[int] = []
+    for result in results:
+        selected = result["selected"]
+        rounds += selected.get("rounds") or [selected["round"]]
+
+    return {"rounds": rounds, "by": results[0]["selected"]["by"]}
 
 
 def _average(values: Sequence[Any]) -> Any:
@@ -588,7 +604,10 @@ def _average_tables(tables: Sequence[Mapping[str, Any]]) -> Record:
         if is_shared and not name.endswith("interval") and name != "confusion":
             merged[name] = _average([table[name] for table in tables])
 
-    if "mean" in merged and "pooled" in merged:
+    if len({table.get("round") for table in tables}) > 1:
+        del merged["round"]
+
+    if "mean" in merged and "pooled" in merged and len(tables) > 1:
         numbers = [name for name, value in merged.items() if isinstance(value, float)]
         merged["sem"] = {
             name: _standard_error([table[name] for table in tables]) for name in numbers

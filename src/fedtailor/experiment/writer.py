@@ -26,6 +26,7 @@ from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.errors import FedtailorError, all_done
 from fedtailor.core.federation import Roster
 from fedtailor.core.schedule import Schedule
+from fedtailor.core.text import counted
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary
 from fedtailor.experiment.folder import RunFolder
@@ -360,8 +361,9 @@ def _notes_on_end(last: RoundReport, plan: RunPlan) -> list[str]:
     if schedule.watches_validation and last.final is not None:
         if last.round < schedule.rounds:
             notes.append(
-                f"stopped after round {last.round} of {schedule.rounds}: for {schedule.patience} "
-                "evaluations, no mean accuracy on validation examples was better than before."
+                f"stopped after round {last.round} of {schedule.rounds}: for "
+                f"{counted(schedule.patience, 'evaluation')}, no mean accuracy on validation "
+                "examples was better than before."
             )
 
         if schedule.select == "best":

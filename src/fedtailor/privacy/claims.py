@@ -6,15 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_BEFORE_TRAINING = (
+    "numbers of examples",
+    "names of classes and columns",
+    "medians, means and deviations of inputs (unless the configuration gives them)",
+)
+"""What clients tell before the first round."""
 _NOT_COVERED = (
     "scores",
     "training metrics",
-    "numbers of examples",
-    "names of classes",
+    *_BEFORE_TRAINING,
     "the clients' own model files (made from their own data)",
 )
 """What is seen beside the noisy sums."""
-_OF_SUMS = ("scores", "numbers of examples", "names of classes", "options chosen on the same data")
+_OF_SUMS = ("scores", *_BEFORE_TRAINING, "options chosen on the same data")
 """The same for sums over features, of which the clients' models are made."""
 _OF_EXAMPLES = "several examples of one person (they add up)"
 _WHO = {

@@ -189,7 +189,12 @@ def _facts(method: Method, scores: Mapping[int, MetricScores]) -> dict[str, str]
         for name, value in _facts_of_run(run, scores.get(seed)).items():
             of_runs.setdefault(name, set()).add(in_words(value))
 
-    return facts | {name: " or ".join(sorted(values)) for name, values in of_runs.items()}
+    return facts | {name: " or ".join(_in_order(values)) for name, values in of_runs.items()}
+
+
+def _in_order(values: Iterable[str]) -> list[str]:
+    """Return texts in alphabetical order, but whole numbers by size."""
+    return sorted(values, key=lambda text: (int(text) if text.isdecimal() else -1, text))
 
 
 def _facts_of_run(run: RunRecords, scores: MetricScores | None) -> dict[str, Any]:
@@ -306,7 +311,9 @@ def _variation(method: Method, seeds: Sequence[int]) -> str:
     """Return in words what differs between the seeds of a method, and what does not."""
     cohorts = [[line.get("cohort") for line in method.runs[seed].rounds] for seed in seeds]
     splits = {method.split_of(seed) for seed in seeds}
-    facts = {"the cohorts": any(of_seed != cohorts[0] for of_seed in cohorts)}
+    # As far as all seeds have trained: some may have stopped early.
+    shortest = min(map(len, cohorts))
+    facts = {"the cohorts": any(of_seed[:shortest] != cohorts[0][:shortest] for of_seed in cohorts)}
     if "" not in splits:
         facts["the split"] = len(splits) > 1
 

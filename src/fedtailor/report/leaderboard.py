@@ -483,12 +483,16 @@ def missing_hours(records: Mapping[str, Record]) -> dict[str, float]:
     return hours
 
 
+def seconds_of(record: Record) -> float:
+    """Return the processor seconds of a cell; by the clock if it was interrupted."""
+    return float(record["processor_seconds"] or record["trial_seconds"])
+
+
 def _median_seconds(records: Mapping[str, Record]) -> dict[tuple[str, str], float]:
-    """Return the processor seconds of a cell by federation and method; else those by the clock."""
+    """Return the median seconds of a cell by federation and method."""
     measured: dict[tuple[str, str], list[float]] = {}
     for record in records.values():
         key = (record["federation"], record["method"])
-        seconds = record["processor_seconds"] or record["trial_seconds"]
-        measured.setdefault(key, []).append(seconds)
+        measured.setdefault(key, []).append(seconds_of(record))
 
     return {key: statistics.median(values) for key, values in measured.items()}

@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 
 from fedtailor.core.atomic import write_whole
+from fedtailor.core.text import counted
 from fedtailor.experiment.leaderboard import (
     FEDERATIONS,
     LOCAL,
@@ -41,6 +42,7 @@ from fedtailor.report.leaderboard import (
     missing_hours,
     percent,
     rank_methods,
+    seconds_of,
     standings,
     table_of,
 )
@@ -321,9 +323,9 @@ def _what_is_there(records: Mapping[str, Record]) -> str:
 
 def _what_is_missing(records: Mapping[str, Record]) -> Iterator[str]:
     """Yield how long the missing cells take, and which they are."""
-    known = [record["processor_seconds"] or 0.0 for record in records.values()]
+    spent = sum(map(seconds_of, records.values()))
     hours = missing_hours(records)
-    text = f"The cells that are there took {sum(known) / 3600:.1f} hours of one core."
+    text = f"The cells that are there took {spent / 3600:.1f} hours of one core."
     if hours:
         text += f" The missing ones will take about {sum(hours.values()):.1f} hours"
         unknown = [name for name in FEDERATIONS if name not in hours]
@@ -396,8 +398,8 @@ def _in_short(federation: str, rows: Sequence[Standing]) -> str:
     if first.verdicts:
         better, unclear, worse = first.verdicts.values()
         words.append(
-            f" Compared with them, {first.name} is better for {better} clients of all repetitions, "
-            f"unclear for {unclear}, worse for {worse}."
+            f" Compared with them, {first.name} is better for {counted(better, 'client')} of all "
+            f"repetitions, unclear for {unclear}, worse for {worse}."
         )
     if first.harmed is not None:
         words.append(f" {first.name} harms {percent(first.harmed)} of the clients.")

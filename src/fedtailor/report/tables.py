@@ -36,8 +36,6 @@ _TEST_COLUMNS = (
     *("wins", "ties", "losses"),
 )
 """Columns of a CSV file about the test of a seed."""
-_FEWEST_CLIENTS = 6
-"""Of a signed-rank test whose p-value can be below 0.05."""
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~$&])")
 
 
@@ -166,10 +164,11 @@ def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTabl
 
 def _differences_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
     """Return the differences from the reference over seeds."""
+    fewest = _fewest_clients(len(group.differences))
     rows = []
     for difference in group.differences:
         count = len(difference.by_seed)
-        can_be = any(test.clients >= _FEWEST_CLIENTS for test in difference.by_seed.values())
+        can_be = any(test.clients >= fewest for test in difference.by_seed.values())
         significant = f"{difference.significant_seeds} of {count}" if can_be else NOTHING
         over_seeds = _estimate(comparison, "gain_over_local", difference.over_seeds)
         rows.append((printable(difference.label), str(count), over_seeds, significant))
@@ -177,7 +176,7 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Report
     below = (
         "difference: mean over clients, then over the seeds that both have with the same split; "
         f"positive: better than {comparison.reference}. significant: seeds whose corrected p-value "
-        f"is below {SIGNIFICANT}, in either direction; with fewer than {_FEWEST_CLIENTS} clients "
+        f"is below {SIGNIFICANT}, in either direction; with fewer than {fewest} clients "
         "none can be."
     )
 
@@ -187,6 +186,19 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Report
         rows=tuple(rows),
         below=below,
     )
+
+
+def _fewest_clients(num_methods: int) -> int:
+    """Return with how many clients a corrected p-value can be significant.
+
+    If all differences have one sign, the signed-rank test of n clients has p = 2 / 2^n, which
+    Holm's method multiplies by the number of methods.
+    """
+    clients = 1
+    while num_methods * 2 ** (1 - clients) >= SIGNIFICANT:
+        clients += 1
+
+    return clients
 
 
 def _tests_table(comparison: Comparison, group: GroupComparison) -> ReportTable:

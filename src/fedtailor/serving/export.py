@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 
 from fedtailor import __version__
 from fedtailor.core import tree
-from fedtailor.core.atomic import make_folder, safe_name, write_json, write_whole
-from fedtailor.core.errors import RunError, describe_error, find_name
+from fedtailor.core.atomic import make_folder, safe_name, to_json, write_json, write_whole
+from fedtailor.core.errors import DataError, RunError, describe_error, find_name
 from fedtailor.core.options import wrong_value
+from fedtailor.core.reading import read_object
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.encoders.onnx_file import OnnxEncoder
 from fedtailor.experiment.reader import refuse_inside_run
@@ -61,7 +62,7 @@ def export_model(
     Raises:
         ConfigError: unknown format, the packages of the extra ``onnx`` are missing, the client does
             not use its personal model, or that holds features of examples and ``with_examples`` is
-            not set, or the folder is that of a run.
+            not set, or the folder is that of a run, or holds another model of the name.
         RunError: the model cannot be exported, or the files cannot be written.
 
     Example:
@@ -85,13 +86,28 @@ def export_model(
         raise RunError(f"{message}: {describe_error(reason).rstrip('.')}.") from reason
 
     path = folder / f"{safe_name(model.client)}{SUFFIXES[format]}"
+    card = {**export_card(model, format), "file": path.name}
+    if path.exists() and not _has_card(path, card):
+        hint = "An exported model is never overwritten by another one."
+        raise wrong_value("--out", f"a folder without another '{path.name}'", str(folder), hint)
+
     make_folder(folder)
-    digest = hashlib.sha256(data).hexdigest()
-    card = {**export_card(model, format), "file": path.name, "sha256": digest}
+    card["sha256"] = hashlib.sha256(data).hexdigest()
     write_whole(path, data)
     write_json(card_path(path), card, indent=2)
 
     return path
+
+
+def _has_card(path: Path, card: Mapping[str, Any]) -> bool:
+    """Return whether an exported file has this card, but for the digest of its bytes."""
+    try:
+        record = read_object(card_path(path))
+    except DataError:  # missing, or not a card
+        return False
+
+    record.pop("sha256", None)
+    return to_json(record) == to_json(card)
 
 
 def card_path(path: Path) -> Path:

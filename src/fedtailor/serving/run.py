@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fedtailor.serving.model import PersonalModel
 
 
+_AUROC = "AUROC"
+"""A column whose numbers are not in percent."""
+
+
 class ClientScores(SimpleNamespace):
     """The scores of a client's model on its test examples: ``accuracy``, ``ece`` and so on.
 
@@ -100,7 +104,7 @@ class ClientTable:
 
     def __str__(self) -> str:
         # Every column is as wide as its widest cell.
-        cells = [self.columns, *(tuple(map(_show, row)) for row in self.rows)]
+        cells = [self.columns, *self._texts()]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = []
         for row in cells:
@@ -111,9 +115,13 @@ class ClientTable:
 
     __repr__ = __str__
 
+    def _texts(self) -> list[tuple[str, ...]]:
+        """Return the rows as they are shown."""
+        return [tuple(map(_show, self.columns, row)) for row in self.rows]
+
     def _repr_html_(self) -> str:
         head = _html_row("th", self.columns)
-        body = "".join(_html_row("td", row) for row in self.rows)
+        body = "".join(_html_row("td", row) for row in self._texts())
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
@@ -206,10 +214,10 @@ class Run:
         return scores
 
     def table(self) -> ClientTable:
-        """Return a table of the clients: examples, and scores in percent after the last round.
+        """Return a table of the clients: examples, and the scores of the models that the run gives.
 
-        The scores are the accuracies of the evaluation points, and balanced accuracy and AUROC of
-        the personal model.
+        The scores are the accuracies of the evaluation points and the balanced accuracy of the
+        personal model, in percent, and its AUROC, from 0 to 1.
 
         Raises:
             ConfigError: the run has several seeds; take one of ``seeds``.
@@ -381,17 +389,18 @@ def _table_of(clients: Sequence[Client]) -> ClientTable:
         name = f"{client.name} (new)" if client.is_new else client.name
         counts = (client.num_train, client.num_validation, client.num_test)
         cells = [_percent(client.scores.get(point), "accuracy") for point in points]
-        for metric in ("balanced_accuracy", "auroc"):
-            cells.append(_percent(client.personalized, metric))
+        cells.append(_percent(client.personalized, "balanced_accuracy"))
+        auroc = client.personalized and client.personalized.auroc
+        cells.append(None if auroc is None else round(auroc, 3))
 
         rows.append((name, *counts, *cells))
 
-    columns = ("client", "train", "validation", "test", *points, "balanced", "AUROC")
+    columns = ("client", "train", "validation", "test", *points, "balanced", _AUROC)
     return ClientTable(columns, tuple(rows))
 
 
-def _html_row(tag: str, values: Sequence[str | int | float | None]) -> str:
-    cells = [f"<{tag}>{html.escape(_show(value))}</{tag}>" for value in values]
+def _html_row(tag: str, texts: Sequence[str]) -> str:
+    cells = [f"<{tag}>{html.escape(text)}</{tag}>" for text in texts]
     return f"<tr>{''.join(cells)}</tr>"
 
 
@@ -400,7 +409,9 @@ def _percent(scores: ClientScores | None, metric: str) -> float | None:
     return None if value is None else round(100 * value, 1)
 
 
-def _show(value: str | int | float | None) -> str:
+def _show(column: str, value: str | int | float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3f}" if column == _AUROC else f"{value:.1f}"

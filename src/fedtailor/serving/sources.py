@@ -148,7 +148,7 @@ class Sources:
     def _refuse_pictures(self, path: Path) -> None:
         if self._inputs.kind != "images":
             allowed = "tables of features" if self._inputs.kind == "table" else _OTHERS["series"]
-            message = f"the model takes {allowed}, not pictures ('{path}')."
+            message = f"the model takes {allowed}, not folders or pictures ('{path}')."
             raise DataError(message, key="path", allowed=allowed)
 
     def _of_pictures(self, done: Callable[[int], None]) -> Iterator[NamedExamples]:

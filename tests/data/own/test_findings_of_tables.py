@@ -64,6 +64,16 @@ def test_other_patients_are_no_other_unit(tmp_path, sites):
     assert not check(tmp_path / "d", sites).problems
 
 
+def test_another_unit_at_one_site_hides_no_missing_values_elsewhere(tmp_path, sites):
+    scale(sites["West"], "chol", 1 / 38.67)
+    sites["South"]["chol"][::3] = ["0"] * 20
+    findings = check(tmp_path / "d", sites)
+    (missing,) = messages(findings, "value_means_missing")
+    assert "cells of 0" in missing and "'South' 20" in missing
+    (unit,) = messages(findings, "unit_differs")
+    assert "'chol'" in unit and "'West'" in unit
+
+
 def test_numbers_that_mean_missing_are_named_with_the_option_that_says_so(tmp_path, sites):
     sites["West"]["chol"][::3] = ["0"] * 20
     sites["South"]["glucose"][::6] = ["-9"] * 10

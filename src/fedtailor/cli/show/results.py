@@ -16,6 +16,7 @@ from fedtailor.cli.show.console import (
     table,
 )
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
+from fedtailor.core.schedule import LAST_ROUND
 from fedtailor.experiment.reader import LOST_WORK, chance_warning
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _explanation(result: Mapping[str, Any]) -> str:
     sentences = [f"{_which_round(result)}, on each client's own test examples."]
     if "folds" in result:
         sentences = [
-            f"{_which_round(result)} of {result['folds']} trainings. Each has left out another "
+            f"{_which_round(result)}, in {result['folds']} trainings. Each has left out another "
             f"fold of each client's own examples, and every example was tested once."
         ]
     if "validation" in metrics:
@@ -137,11 +138,15 @@ def _explanation(result: Mapping[str, Any]) -> str:
 def _which_round(result: Mapping[str, Any]) -> str:
     """Return after which round the models were made."""
     selected = result.get("selected")
-    if selected is None or len(result["seeds"]) > 1:
+    if selected is None:
         return f"After round {result['rounds']}"
-    if selected["round"] == result["rounds"]:
-        return f"After round {result['rounds']}, the last one"
-    return f"After round {selected['round']} of {result['rounds']}, the best on validation examples"
+
+    # One of each training.
+    rounds = sorted(set(selected.get("rounds") or [selected["round"]]))
+    words = " or ".join(map(str, rounds))
+    if selected["by"] == LAST_ROUND or rounds == [result["rounds"]]:
+        return f"After round {words}, the last one"
+    return f"After round {words} of {result['rounds']}, the best on validation examples"
 
 
 def _show_sites(sites: Mapping[str, Mapping[str, Any]], positive: str) -> None:

@@ -348,7 +348,9 @@ def _describe(used: Sequence[tuple[_Feature, int]], rows: int, findings: Finding
         note = f"{note} Categories: {sizes}."
 
     findings.note(note)
-    by_column = [f"{quoted(feature.name)} {count}" for feature, count in used if count]
+    # Those with the most empty cells are named.
+    emptiest = sorted(used, key=lambda column: -column[1])
+    by_column = [f"{quoted(feature.name)} {count}" for feature, count in emptiest if count]
     if by_column:
         cells = counted(sum(count for _, count in used), "empty cell")
         findings.note(

@@ -169,7 +169,8 @@ def refuse_missing(path: str) -> None:
 
 
 def _nothing_at(path: str) -> str:
-    return f"There is no folder or file {quoted(path)}. {_SUPPORTED}"
+    where = "" if os.path.isabs(os.path.expanduser(path)) else f" in {quoted(os.getcwd())}"
+    return f"There is no folder or file {quoted(path)}{where}. {_SUPPORTED}"
 
 
 def _of_file(file: Path, path: str) -> FolderLayout:
@@ -242,7 +243,11 @@ def _leave_out(files: Iterable[File], findings: Findings) -> None:
             continue
 
         site = file.folders[0] if file.folders else ""
-        findings.add("stray_file", "This kind of file is not read.", site=site, path=file.printable)
+        message = "This kind of file is not read."
+        if file.suffix in TABLES:
+            message = "Tables are read from the folder itself, not from folders in it."
+
+        findings.add("stray_file", message, site=site, path=file.printable)
 
 
 def _part_of_arrays(file: File) -> str:

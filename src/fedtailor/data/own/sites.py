@@ -177,8 +177,9 @@ def _possible_codes(filled: Mapping[str, np.ndarray]) -> list[float]:
 def _find_code(code: float, filled: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Return in how many cells of which sites a number seems to mean missing.
 
-    It is far from all other values, by more than the distance of their quartiles. A zero is often a
-    measurement, so at some site there must be hardly any.
+    It is far from all other values of these sites, by more than the distance of their quartiles.
+    Others may have another unit. A zero is often a measurement, so at some site there must be
+    hardly any.
     """
     counts = {site: int((cells == code).sum()) for site, cells in filled.items() if len(cells)}
     sites = {
@@ -192,7 +193,10 @@ def _find_code(code: float, filled: Mapping[str, np.ndarray]) -> dict[str, int]:
     if code == 0 and all(counts[site] > _ELSEWHERE * len(filled[site]) for site in counts):
         return {}
 
-    others = np.concatenate([cells[cells != code] for cells in filled.values()])
+    others = np.concatenate([filled[site][filled[site] != code] for site in sites])
+    if len(np.unique(others)) < _FEWEST:
+        # At a site with nothing but the code, the other sites say what is usual.
+        others = np.concatenate([cells[cells != code] for cells in filled.values()])
     if len(np.unique(others)) < _FEWEST:
         return {}
 

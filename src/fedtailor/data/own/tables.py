@@ -426,7 +426,8 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
                 hint = f" To leave it out: {leave_out_text(name)}."
                 table.table.place.add("extra_column", message + hint)
             elif name not in names and name not in extra:
-                message = f"No column {quoted(name)}: {count} of {total} tables have it."
+                have = "has" if count == 1 else "have"
+                message = f"No column {quoted(name)}: {count} of {total} tables {have} it."
                 other = _similar(name, here)
                 hint = f" Is it {quoted(other)} here? Then rename it." if other else ""
                 table.table.place.add("missing_column", message + hint)

@@ -32,7 +32,7 @@ class Natural(Partition):
         """Return the examples of each of the first domains."""
         present, by_domain = _by_domain(self, annotations)
         if clients > len(present):
-            allowed = f"at most {len(present)} clients, one for each domain with examples"
+            allowed = f"at most {len(present)} clients, one for each domain (or site) with examples"
             raise self.impossible(allowed, f"{clients} clients")
         return by_domain[:clients]
 
