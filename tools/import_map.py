@@ -28,7 +28,15 @@ LAYERS = (
 """The packages from top to bottom. A package imports packages of lower layers only."""
 
 TORCH_FREE = frozenset(
-    {"core.errors", "core.metrics", "core.options", "core.atomic", "core.folders", "core.reading"}
+    {
+        "core.atomic",
+        "core.errors",
+        "core.folders",
+        "core.metrics",
+        "core.options",
+        "core.reading",
+        "core.text",
+    }
 )
 """Parts of core that import the standard library only, so that the command line starts without
 torch."""

@@ -247,7 +247,7 @@ def wrong(here, tmp_path):
         (["predict", RUN, *mayo, "--out", at("no/folder.csv"), pictures], "cannot write"),
         (["predict", TABLES, *mayo, pictures], "pictures"),
         (["evaluate", RUN, *mayo, pictures, "--out", f"{RUN}/x.csv"], "run"),
-        (["evaluate", TABLES, *mayo, at("table.csv"), "--out", at("table.csv")], "inputs"),
+        (["evaluate", TABLES, *mayo, at("text.txt"), "--out", at("text.txt")], "not exist"),
         (["evaluate", RUN, *mayo, at("unreadable")], "unreadable"),
         (["evaluate", TABLES, *mayo, pictures], "patient"),
         (["evaluate", RUN, *mayo, str(here / "pictures")], "4 sites"),

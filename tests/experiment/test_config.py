@@ -359,4 +359,4 @@ assert "torch" not in sys.modules
     assert done.returncode == 0, done.stderr
     for hint in ("training.lr", "fedavg", "mlp", "cnn6"):
         assert f"did you mean '{hint}'?" in done.stderr
-    assert "error: There is no folder or file 'nope'. Supported layouts: " in done.stderr
+    assert "error: There is no folder or file 'nope' in '" in done.stderr

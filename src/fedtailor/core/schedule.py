@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fedtailor.core.robust import RobustReduction
 
 
-LAST_ROUND = "the last round"
-"""What decided which round the models of a run are of, if no choice did."""
 _MOST_DRAWS = 10_000
 _FORMS = (
     'a probability such as 0.3, "all", "fixed(30)" or "bernoulli(0.3)", '

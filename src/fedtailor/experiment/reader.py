@@ -50,6 +50,8 @@ MEMBERS_FILE = "members.json"
 """In the folder of an audit of members: how many trainings, and of which methods."""
 NO_RUN = f"'{{path}}' is not the folder of a run: it holds no {CONFIG_FILE}."
 """What is said of any other folder."""
+LAST_ROUND = "the last round"
+"""What decided which round the models of a run are of, if no choice did."""
 LOST_WORK = ("quarantine", "failed", "absent")
 """Events by which the work of a client is lost."""
 ACROSS_SITES = "sites"

@@ -16,7 +16,7 @@ from fedtailor.core.metrics import (
     per_client,
     recall,
 )
-from fedtailor.core.schedule import LAST_ROUND, Schedule
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import (
     ClassShares,
     Scores,
@@ -38,7 +38,7 @@ from fedtailor.experiment.estimates import (
     summarize_sums,
     wilson_interval,
 )
-from fedtailor.experiment.reader import chance_over_seeds
+from fedtailor.experiment.reader import LAST_ROUND, chance_over_seeds
 from fedtailor.simulation.report import NOBODY, Evaluation, RoundReport
 
 Record = dict[str, Any]
@@ -574,7 +574,7 @@ def average(results: Sequence[Record]) -> Record:
     return means
 
 
-def selected_rounds(results: Sequence[Record]) -> Record:
+def selected_rounds(results: Sequence[Mapping[str, Any]]) -> Record:
     """Return the rounds whose models several trainings give, and what decided."""
     rounds: list[int] = []
     for result in results:

@@ -26,7 +26,6 @@ from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.errors import FedtailorError, all_done
 from fedtailor.core.federation import Roster
 from fedtailor.core.schedule import Schedule
-from fedtailor.core.text import counted
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
 from fedtailor.experiment import summary
 from fedtailor.experiment.folder import RunFolder
@@ -360,6 +359,9 @@ def _notes_on_end(last: RoundReport, plan: RunPlan) -> list[str]:
     schedule = plan.schedule
     if schedule.watches_validation and last.final is not None:
         if last.round < schedule.rounds:
+            # Few runs stop early, and others do not import this.
+            from fedtailor.core.text import counted
+
             notes.append(
                 f"stopped after round {last.round} of {schedule.rounds}: for "
                 f"{counted(schedule.patience, 'evaluation')}, no mean accuracy on validation "

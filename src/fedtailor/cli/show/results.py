@@ -16,8 +16,7 @@ from fedtailor.cli.show.console import (
     table,
 )
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
-from fedtailor.core.schedule import LAST_ROUND
-from fedtailor.experiment.reader import LOST_WORK, chance_warning
+from fedtailor.experiment.reader import LAST_ROUND, LOST_WORK, chance_warning
 
 if TYPE_CHECKING:
     from fedtailor.report.comparison import Comparison
