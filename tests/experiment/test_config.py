@@ -360,3 +360,4 @@ assert "torch" not in sys.modules
     for hint in ("training.lr", "fedavg", "mlp", "cnn6"):
         assert f"did you mean '{hint}'?" in done.stderr
     assert "error: There is no folder or file 'nope' in '" in done.stderr
+    assert ". Supported layouts: " in done.stderr

@@ -115,6 +115,22 @@ def test_a_mean_over_seeds_has_no_intervals_no_confusion_and_no_mean_of_nothing(
     assert average(results) == {"sites": {"a": {"auroc": None}}}
 
 
+def test_seeds_that_end_and_select_differently_have_no_mean_round():
+    results = []
+    for end, best in ((12, 11), (8, 6)):
+        metrics = {"personalized": {"round": best, "accuracy": {"mean": 0.5, "pooled": 0.5}}}
+        selected = {"round": best, "by": "validation"}
+        results.append({"rounds": end, "metrics": metrics, "selected": selected})
+
+    joint = average(results)
+    assert joint["rounds"] == 12
+    assert joint["selected"] == {"rounds": [11, 6], "by": "validation"}
+    assert "round" not in joint["metrics"]["personalized"]
+
+    # Folds of each seed have rounds of their own.
+    assert average([joint, joint])["selected"]["rounds"] == [11, 6, 11, 6]
+
+
 def _two_class_scores(right, counts):
     """Return scores of a client with so many right ones of so many examples of two classes."""
     logits, labels = [], []

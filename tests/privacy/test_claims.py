@@ -28,7 +28,14 @@ def test_a_claim_names_epsilon_delta_unit_and_what_it_does_not_cover():
     claim = claim_of(CLIENTS)
     assert claim.startswith("epsilon 4.00 (delta 0.001) per client, for whoever sees the global")
     assert "6.00 for whoever also knows who took part" in claim
-    for words in ("scores", "numbers of examples", "own model files", "the seed"):
+    for words in (
+        "scores",
+        "numbers of examples",
+        "columns",
+        "medians",
+        "own model files",
+        "the seed",
+    ):
         assert words in claim.partition("not covered: ")[2]
 
     for bounds in ("gradients", "features"):

@@ -200,6 +200,9 @@ def test_a_run_is_a_table(shelf):
     ]
     balanced = run.clients[1].personalized.balanced_accuracy
     assert run.table().records()[1]["balanced"] == pytest.approx(100 * balanced, abs=0.05)
+    auroc = run.clients[1].personalized.auroc
+    assert run.table().records()[1]["AUROC"] == pytest.approx(auroc, abs=0.0005)
+    assert text.splitlines()[2].split()[-1] == f"{auroc:.3f}"
     assert run.table().records()[1]["client"] == "Charité"
     assert "<td>Charité</td>" in run._repr_html_() and "<table>" in run.clients._repr_html_()
 

@@ -605,7 +605,7 @@ def _average_tables(tables: Sequence[Mapping[str, Any]]) -> Record:
             merged[name] = _average([table[name] for table in tables])
 
     if len({table.get("round") for table in tables}) > 1:
-        del merged["round"]
+        merged.pop("round", None)
 
     if "mean" in merged and "pooled" in merged and len(tables) > 1:
         numbers = [name for name, value in merged.items() if isinstance(value, float)]

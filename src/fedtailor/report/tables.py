@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -164,11 +165,13 @@ def _methods_table(comparison: Comparison, group: GroupComparison) -> ReportTabl
 
 def _differences_table(comparison: Comparison, group: GroupComparison) -> ReportTable:
     """Return the differences from the reference over seeds."""
-    fewest = _fewest_clients(len(group.differences))
+    # Of a seed that lacks a method, fewer are corrected for.
+    methods = Counter(seed for difference in group.differences for seed in difference.by_seed)
+    fewest = {seed: _fewest_clients(count) for seed, count in methods.items()}
     rows = []
     for difference in group.differences:
         count = len(difference.by_seed)
-        can_be = any(test.clients >= fewest for test in difference.by_seed.values())
+        can_be = any(test.clients >= fewest[seed] for seed, test in difference.by_seed.items())
         significant = f"{difference.significant_seeds} of {count}" if can_be else NOTHING
         over_seeds = _estimate(comparison, "gain_over_local", difference.over_seeds)
         rows.append((printable(difference.label), str(count), over_seeds, significant))
@@ -176,8 +179,8 @@ def _differences_table(comparison: Comparison, group: GroupComparison) -> Report
     below = (
         "difference: mean over clients, then over the seeds that both have with the same split; "
         f"positive: better than {comparison.reference}. significant: seeds whose corrected p-value "
-        f"is below {SIGNIFICANT}, in either direction; with fewer than {fewest} clients "
-        "none can be."
+        f"is below {SIGNIFICANT}, in either direction; with fewer than {min(fewest.values())} "
+        "clients none can be."
     )
 
     return ReportTable(
@@ -193,6 +196,9 @@ def _fewest_clients(num_methods: int) -> int:
 
     If all differences have one sign, the signed-rank test of n clients has p = 2 / 2^n, which
     Holm's method multiplies by the number of methods.
+
+    >>> _fewest_clients(1), _fewest_clients(3)
+    (6, 7)
     """
     clients = 1
     while num_methods * 2 ** (1 - clients) >= SIGNIFICANT:

@@ -78,18 +78,18 @@ def export_model(
     if format == "onnx":
         require_onnx()
 
+    path = folder / f"{safe_name(model.client)}{SUFFIXES[format]}"
+    card = {**export_card(model, format), "file": path.name}
+    if path.exists() and not _has_card(path, card):
+        hint = "An exported model is never overwritten by another one."
+        raise wrong_value("--out", f"a folder without another '{path.name}'", str(folder), hint)
+
     # The model first: nothing is written if it cannot be exported.
     try:
         data = _WRITERS[format](model)
     except Exception as reason:  # PyTorch's exporters raise anything
         message = f"the model of client '{model.client}' cannot be exported as {format}"
         raise RunError(f"{message}: {describe_error(reason).rstrip('.')}.") from reason
-
-    path = folder / f"{safe_name(model.client)}{SUFFIXES[format]}"
-    card = {**export_card(model, format), "file": path.name}
-    if path.exists() and not _has_card(path, card):
-        hint = "An exported model is never overwritten by another one."
-        raise wrong_value("--out", f"a folder without another '{path.name}'", str(folder), hint)
 
     make_folder(folder)
     card["sha256"] = hashlib.sha256(data).hexdigest()
