@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,7 +75,7 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.paper.name} {self.table} {self.column} {self.method}, seed {self.seed}"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of all settings that change a result, except the seed.
 

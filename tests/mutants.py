@@ -178,6 +178,16 @@ class CountsRows(Changed):
         return shifted(update, 0.01 * len(data.train.positions))
 
 
+class CountsTable(Changed):
+    def change(self, update, task, download, data, key):
+        return shifted(update, 0.01 * len(data.train.x))
+
+
+class CountsValidation(Changed):
+    def change(self, update, task, download, data, key):
+        return shifted(update, 0.01 * len(data.val.positions))
+
+
 class EmptyIsNaN(FedAvg):
     def personalize(self, task, download, state, data, key):
         share = data.info.class_counts / data.info.num_train
@@ -459,6 +469,8 @@ MUTANTS = {
     ],
     Unweighted: ["stacked in blocks of 3", "round 1, train, client", "weighted_mean"],
     CountsRows: ["Examples of weight 0 in a client's list", "data.info"],
+    CountsTable: ["rows of others in `data.train.x`", "data.info"],
+    CountsValidation: ["Examples of weight 0 in a client's list", "data.val.weight"],
     EmptyIsNaN: [
         "client 5 (0 training examples)",
         "personalize",

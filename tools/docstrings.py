@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
+from functools import cache
 from itertools import pairwise
 from types import ModuleType
 
@@ -18,6 +19,7 @@ def inline(text: str) -> str:
     return re.sub(r":(?:class|func|mod|meth|data):`~?([^`]+)`", r"`\1`", text.replace("``", "`"))
 
 
+@cache
 def field_docstrings(cls: type) -> dict[str, str]:
     """Return the text below each field of a class, inherited ones too, as one line."""
     texts = {}

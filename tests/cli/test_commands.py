@@ -280,7 +280,7 @@ def test_only_runs_are_resumed(folder, capsys):
     code, _, err = outcome(["resume", "nothing"], capsys)
     assert (code, err) == (
         3,
-        "error: 'nothing' is not the folder of a run: it holds no experiment.toml.\n",
+        "error: there is no folder 'nothing'.\n",
     )
 
 

@@ -100,6 +100,27 @@ def test_predict_reads_tables_and_says_what_was_replaced(here, tmp_path, capsys)
     assert "age" in capsys.readouterr().err
 
 
+def test_another_unit_than_in_training_is_a_warning(here, tmp_path, capsys):
+    """Of glucose: ten times the numbers of training, in a table with repeated rows."""
+    generator = np.random.default_rng(0)
+    sugars = generator.normal(65, 12, 18).tolist()
+    rows = [f"P{row},{20 + row},m,{sugar:.2f},ill" for row, sugar in enumerate(sugars)]
+    rows += ["P18,40,m,62.5,well"] * 2
+    table = tmp_path / "new.csv"
+    table.write_text("\n".join(["patient,age,sex,sugar,diagnosis", *rows]))
+    unit = "Column 'sugar' is about 9.6 times as large"
+
+    command = ["onboard", TABLES, "--data", str(table), "--label-column", "diagnosis"]
+    assert main([*command, "--out", str(tmp_path / "site")]) == 0
+    told = capsys.readouterr().err
+    assert f"warning: {unit}" in told and "at the same site twice (1)" in told
+
+    assert main(["predict", TABLES, "--client", "Mayo", str(table)]) == 0
+    assert f"warning: new.csv: {unit}" in capsys.readouterr().err
+    assert main(["evaluate", TABLES, "--client", "Mayo", str(table)]) == 0
+    assert f"warning: {unit}" in capsys.readouterr().err
+
+
 def test_predict_keeps_the_columns_that_the_user_names(here, tmp_path, capsys):
     table = tmp_path / "new.csv"
     table.write_text("id,sex,sugar,age,visit\n007,female,5.5,40,=1+1\n7.0,male,6,041,May\n")
@@ -168,6 +189,8 @@ def test_onboard_makes_a_model_that_predicts(here, tmp_path, capsys):
 
     record = json_of(capsys, "predict", out, "--client", "Porto", "new/Porto/dark")
     assert record["calibrated"] is False  # 24 examples
+    assert main(["evaluate", out, "--client", "Porto", "new/Porto"]) == 0
+    assert "warning: 'new/Porto' lies in the data" in capsys.readouterr().err
     assert main([*command, "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "config"
 
@@ -223,7 +246,7 @@ def wrong(here, tmp_path):
 
     return [
         (["predict", at("empty"), *mayo, pictures], "run"),
-        (["predict", at("missing"), *mayo, pictures], "run"),
+        (["predict", at("missing"), *mayo, pictures], "there is no folder"),
         (["predict", damaged, *mayo, pictures], "SHA-256"),
         (["predict", at("other"), *mayo, pictures], r"missing\.module"),
         (["predict", stopped, *mayo, pictures], "models"),

@@ -115,7 +115,7 @@ def test_a_site_without_its_data_does_not_connect(world, capsys):
     """The server asks for them when a run begins, and a refusal then stops all sites."""
     assert main("site init new --name new --data gone --server localhost:9".split()) == 0
     (world / "new" / "ca.crt").write_text("of a server")
-    capsys.readouterr()
+    assert f"warning: there is no folder or table '{world / 'gone'}'" in capsys.readouterr().err
     assert f"the data of this site are not there: '{world / 'gone'}'" in failed(
         "site start new", DATA, capsys
     )

@@ -133,6 +133,10 @@ def quick(values, *names):
     ]
 
 
+FEW = ("fedavg", "fedlda", "fedrep", "ifca", "one_shot_fda", "pfedfda", "pfedvem", "scaffold")
+"""Methods of all kinds of state and messages: where a test of each takes long, the quick ones."""
+
+
 def small_federation(model):
     """Return the uneven federation of a kind of model, in the dtype of the test that asks."""
     return _small_federation(model, torch.get_default_dtype())

@@ -48,7 +48,7 @@ def _majority(federation, client):
     return float((federation.test(client).labels() == guess).double().mean())
 
 
-@cases("new_clients_learn", models=("mlp",), every=4)
+@cases("new_clients_learn", models=("mlp",), every=6)
 def test_new_clients_get_a_model_that_was_trained(algorithm, model):
     """One generic fine-tuning for all methods evaluates, for some, a model that nothing trained."""
     separable = make_federation(

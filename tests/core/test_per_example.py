@@ -63,6 +63,7 @@ class Inputs(NamedTuple):
     """What a program of the test reads."""
 
     train: ExamplePositions
+    val: ExamplePositions
     test: ExamplePositions
 
 
@@ -76,6 +77,7 @@ def remember(task, common, inputs):
 class Common(NamedTuple):
     """The table."""
 
+    x: torch.Tensor
     y: torch.Tensor
 
 
@@ -90,13 +92,13 @@ class Task(NamedTuple):
 )
 @pytest.mark.parametrize("wrap", [lambda engine: engine, Padded])
 def test_engines_return_the_rows_of_a_client(engine, wrap):
-    table, task = Common(torch.arange(20)), Task(object())
+    table, task = Common(torch.zeros(20, 1), torch.arange(20)), Task(object())
     parts = [
         torch.tensor(rows, dtype=torch.int64) for rows in ([3, 1, 4], [], [9], [5, 2, 6, 8, 7])
     ]
     ragged = [ExamplePositions(rows, torch.ones(len(rows))) for rows in parts]
     jobs = [
-        Job(client, task, Inputs(part, part), len(part.positions))
+        Job(client, task, Inputs(part, part, part), len(part.positions))
         for client, part in enumerate(ragged)
     ]
     for rows, (value, total) in zip(parts, wrap(engine).map(remember, table, jobs), strict=True):

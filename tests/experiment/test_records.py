@@ -123,10 +123,14 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
 
 def test_what_is_no_run_folder_cannot_be_read(tmp_path):
     (tmp_path / "file").write_text("")
-    for name in ("nope", "file", "."):
-        with pytest.raises(
-            DataError, match=r"is not the folder of a run: it holds no experiment\.toml\."
-        ):
+    (tmp_path / "empty").mkdir()
+    for name, words in {
+        "nope": "there is no folder .*nope'",
+        "emptty": "did you mean 'empty'",
+        "file": "there is no folder .*file'",
+        "empty": r"is not the folder of a run: it holds no experiment\.toml\.",
+    }.items():
+        with pytest.raises(DataError, match=words):
             read_run(tmp_path / name)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from contract.cases import FEW, quick
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.rng import new_key
 from fedtailor.core.schedule import Schedule
@@ -31,7 +32,7 @@ def test_features_are_the_inputs_and_nothing_but_the_head_is_trained():
     assert torch.equal(features, x.flatten(1)) and buffers == {}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", quick(ALGORITHMS, *FEW))
 def test_every_method_runs_without_a_body(name, float64):
     federation = labeled_federation()
     federation = replace(federation, x=0.2 * federation.x)  # so that no method diverges

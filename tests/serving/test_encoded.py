@@ -104,7 +104,12 @@ def test_a_new_site_brings_pictures(folder, encoder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "normalize"), [("fedavg", "auto"), ("fedavg", "l2"), ("pfedfda", "auto")]
+    ("algorithm", "normalize"),
+    [
+        pytest.param("fedavg", "auto", marks=pytest.mark.slow),
+        ("fedavg", "l2"),
+        ("pfedfda", "auto"),
+    ],
 )
 def test_the_exported_graph_holds_encoder_and_head(folder, encoder, algorithm, normalize, tmp_path):
     run, config = trained(folder, encoder, algorithm, normalize=normalize)

@@ -39,7 +39,7 @@ def draw(generator, count, mix=EQUAL, shift=0.0):
 def test_false_alarms_come_at_the_stated_rate():
     """Of ordinary inputs, p-values are uniform, or too large; 1 in 1,000 such tests fails."""
     generator = np.random.default_rng(0)
-    draws = 500
+    draws = 200
     p_values = {name: [] for name in ALARMS}
     for _ in range(draws):
         alarms = check_inputs(draw(generator, 30), draw(generator, 20))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from contract.cases import ALGORITHMS, build, quick, small_federation
+from contract.cases import ALGORITHMS, FEW, build, quick, small_federation
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError
@@ -41,7 +41,7 @@ def sums_suffice(name):
     return name not in SHOWS_SINGLE_CLIENTS
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if sums_suffice(name)])
+@pytest.mark.parametrize("name", quick(filter(sums_suffice, ALGORITHMS), *FEW))
 def test_every_method_keeps_its_models_and_scores(name):
     # Other rules than the arithmetic are tested below.
     keep = PrivacyOptions(secure_sums=True, smallest_sum=2, rare_classes="keep")

@@ -5,10 +5,12 @@ Algorithm 1. Client i trains its own model v_i and a copy w_i of the global mode
 alpha v_i + (1 - alpha) w_i, parameter by parameter. On every batch, in this order:
 
     w_i   <- w_i - eta grad CE(w_i)                                        ``shared``
-    v_i   <- v_i - eta alpha grad CE(mixture),   w_i constant              ``own``
-    alpha <- clip(alpha - eta <grad CE(mixture), v_i - w_i>, 0, 1)         ``alpha``
+    g     <- grad CE(mixture)                                              ``slope``
+    v_i   <- v_i - eta alpha g                                             ``own``
+    alpha <- clip(alpha - eta <g, v_i - w_i>, 0, 1)                        ``alpha``
 
-The last step is taken with ``adaptive`` alone, on the first batch of a round.
+The last two steps are taken at once: each uses v_i and alpha of before. That of alpha is taken
+with ``adaptive`` alone, on the first batch of a round.
 
 Messages: down ``model`` (w); up ``model`` (w_i, weight n_i), averaged as in FedAvg. The client
 keeps v_i and alpha and never sends them.

@@ -68,24 +68,27 @@ def evaluate(
     if out:
         write_whole(Path(out), to_csv(record))
 
+    record["notes"] = [note for site in sites for note in site.warnings]
     print_result(record, json, show_evaluation)
 
     for path in paths:
         if _is_of_the_run(records, path):
             say(
-                f"warning: '{path}' lies in the data of the run: the model may have learned from "
-                "these examples, and the figures are then too good.",
+                f"warning: '{path}' lies in the data from which the model was made: it may have "
+                "learned from these examples, and the figures are then too good.",
                 style="yellow",
             )
 
 
 def _is_of_the_run(run: Run, path: str) -> bool:
-    """Return whether data lie in the folder from which the run read its own."""
-    data = run.records.config.get("data", {}).get("path", "")
-    if not data:
-        return False
+    """Return whether data lie where the data of the run, or of its onboarded site, were read."""
+    from fedtailor.experiment.reader import SITE_DATA
+
+    records = run.records
+    of_run = records.config.get("data", {}).get("path", "")
+    read = [data for data in (of_run, *records.provenance.get(SITE_DATA, [])) if data]
 
     # A path that is not absolute began in the working folder of then, which often holds the run.
-    starts = [Path(), *run.records.path.resolve().parents]
-    folders = [(start / Path(data).expanduser()).resolve() for start in starts]
+    starts = [Path(), *records.path.resolve().parents]
+    folders = [(start / Path(data).expanduser()).resolve() for data in read for start in starts]
     return any(Path(path).resolve().is_relative_to(folder) for folder in folders)

@@ -92,6 +92,9 @@ def predict(
     else:
         typer.echo(text, nl=False)
 
+    for note in sources.other_units:
+        say(f"warning: {note}", style="yellow")
+
     say(_summary(model, rows, sources, out))
 
 

@@ -25,7 +25,7 @@ def resume(
     """
     from fedtailor.deployment.options import PLAN_FILE
     from fedtailor.experiment.config import load_config
-    from fedtailor.experiment.reader import COMPARISON_FILE, MEMBERS_FILE, NO_RUN, holds_run
+    from fedtailor.experiment.reader import COMPARISON_FILE, MEMBERS_FILE, holds_run, why_no_run
     from fedtailor.experiment.sweep_options import SWEEP_FILE
     from fedtailor.experiment.tracking import check_trackers
 
@@ -53,7 +53,7 @@ def resume(
 
     if not holds_run(path):
         raise ConfigError(
-            NO_RUN.format(path=run),
+            why_no_run(path),
             key="run",
             allowed="a folder that fedtailor run has made",
             got=run,

@@ -36,6 +36,7 @@ def init(
     json: Json = False,
 ) -> None:
     """Make the folder of a site: its configuration and its key."""
+    from fedtailor.cli.show.console import say
     from fedtailor.cli.show.sites import show_made
     from fedtailor.deployment.init import init_site
 
@@ -47,6 +48,10 @@ def init(
     record = {"folder": str(folder), "key": str(made.public_key)}
     record["fingerprint"] = made.key.fingerprint
     print_result(record, json, show_made, folder, made, name, server)
+
+    # A disk may be mounted later; a misspelt name is more likely.
+    if is_path and not os.path.exists(source):
+        say(f"warning: there is no folder or table '{source}' yet.", style="yellow")
 
 
 @site_app.command("check", cls=Command)

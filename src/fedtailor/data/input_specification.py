@@ -24,6 +24,7 @@ from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, Decimal
 from fedtailor.data.dataset import Dataset, EncoderRecord, InputKind, Normalization
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own.like import TrainingTables
 
 INPUTS_VERSION = 1
 """Of the two files."""
@@ -85,6 +86,14 @@ class InputSpecification:
     def names(self) -> tuple[str, ...]:
         """The names of the classes; numbers where the data has no names."""
         return self.class_names or tuple(str(label) for label in range(self.num_classes))
+
+    @property
+    def training_tables(self) -> TrainingTables | None:
+        """What is known of the tables in training; None if the data were none."""
+        if self.columns is None:
+            return None
+
+        return TrainingTables(self.columns, self.cells, self.std)
 
     @property
     def digest(self) -> str:

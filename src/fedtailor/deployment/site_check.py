@@ -97,7 +97,7 @@ def _data(folder: Path, options: SiteOptions) -> str:
         text += f" and {more} more classes"
 
     warnings = [note for note in dataset.notes if note.startswith(WARNING)]
-    return ". ".join([text, *unclear, *warnings])
+    return " ".join([f"{text}.", *unclear, *warnings])
 
 
 def _read_as_far_as_known(folder: Path, options: SiteOptions) -> tuple[Dataset, list[str]]:

@@ -43,13 +43,13 @@ SCHEMA_VERSION = 3
 CONFIG_FILE = "experiment.toml"
 """The file that makes a folder a run folder; it is written last of the first files."""
 PROVENANCE_FILE = "provenance.json"
+SITE_DATA = "site_data"
+"""Entry of the provenance of an onboarded or adapted model: the paths of what it was made from."""
 """Where the results of a run come from."""
 COMPARISON_FILE = "comparison.json"
 """In the folder of several runs: names the folders of the runs."""
 MEMBERS_FILE = "members.json"
 """In the folder of an audit of members: how many trainings, and of which methods."""
-NO_RUN = f"'{{path}}' is not the folder of a run: it holds no {CONFIG_FILE}."
-"""What is said of any other folder."""
 LAST_ROUND = "the last round"
 """What decided which round the models of a run are of, if no choice did."""
 LOST_WORK = ("quarantine", "failed", "absent")
@@ -68,6 +68,18 @@ _MOST_CLIENTS = 10
 def holds_run(path: Path) -> bool:
     """Return whether ``path`` is a run folder."""
     return os.path.isfile(path / CONFIG_FILE)
+
+
+def why_no_run(path: Path) -> str:
+    """Return in a sentence why ``path`` is no run folder."""
+    if path.is_dir():
+        return f"'{path}' is not the folder of a run: it holds no {CONFIG_FILE}."
+
+    # A misspelt name, most often.
+    beside = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    folders = [other.name for other in beside if other.is_dir()]
+    hint = did_you_mean(path.name, folders) or "."
+    return f"there is no folder '{path}'{hint}"
 
 
 def fold_folder(path: Path, number: int) -> Path:
@@ -336,7 +348,7 @@ def _read_one(path: Path) -> RunRecords:
         text = read_file(path / CONFIG_FILE, limit=LARGEST_TOML, within=path)
     except UnreadableError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-            raise DataError(NO_RUN.format(path=path), path=path) from error
+            raise DataError(why_no_run(path), path=path) from error
         raise
 
     # First of all, because it says whether the version of the records is ours.

@@ -62,6 +62,15 @@ _MOST_RANKS = 8
 
 # The figure.
 
+_TITLE = "Accuracy of the models that clients end with, against their cost"
+_CAPTION = (
+    "A mark is a method, its accuracy the mean over clients and repetitions. Named are methods "
+    "that no other one beats at less cost, as far as there is room. Dashed: the same model trained "
+    "alone (local). Dotted: the best simple model of each client (alone). Where there are two "
+    "federations or more, the last panel has mean ranks, with Nemenyi's critical difference as a "
+    "bar."
+)
+
 
 def figure_of(records: Mapping[str, Record]) -> Figure:
     """Return accuracy against bytes and against seconds on every federation, and mean ranks."""
@@ -81,12 +90,8 @@ def figure_of(records: Mapping[str, Record]) -> Figure:
 
     return Figure(
         name="leaderboard",
-        title="Accuracy of the models that clients end with, against their cost",
-        caption="A mark is a method, its accuracy the mean over clients and repetitions. Named are "
-        "methods that no other one beats at less cost, as far as there is room. Dashed: the same "
-        "model trained alone (local). Dotted: the best simple model of each client (alone). Where "
-        "there are two federations or more, the last panel has mean ranks, with Nemenyi's critical "
-        "difference as a bar.",
+        title=_TITLE,
+        caption=_CAPTION,
         panels=panels,
     )
 
@@ -252,9 +257,8 @@ def page_of(
     if not federations:
         return "\n\n".join([*parts, *last])
 
-    figure = figure_of(records)
     rows = {federation: standings(records, federation) for federation in federations}
-    parts.append(f"![{figure.title}]({picture})\n\n{figure.caption}")
+    parts.append(f"![{_TITLE}]({picture})\n\n{_CAPTION}")
     ranks = rank_methods(records)
     advice = advice_of(ranks, rows)
     if advice:

@@ -25,7 +25,7 @@ from fedtailor.data.input_specification import write_input_specification
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.reader import RunRecords
+from fedtailor.experiment.reader import SITE_DATA, RunRecords
 from fedtailor.serving.alarms import MOST_COMPARED, Alarms, check_inputs
 from fedtailor.serving.encoded import with_encoder
 from fedtailor.serving.load import load_method, load_personal, make_model
@@ -73,6 +73,8 @@ class AdaptedModel(NamedTuple):
     """What the model says of the inputs that it was adapted to: what is usual from now on."""
     facts: dict[str, Any]
     """What was done, ready for JSON."""
+    paths: tuple[str, ...]
+    """Of the inputs."""
 
 
 def adapt_client(
@@ -150,7 +152,7 @@ def _adapt_to_class_mix(
     personal = model.module.algorithm.with_gaussians(tree, tree.means, prior / prior.sum())
     new = make_model(load_method(records), int(model.card["number"]), personal, model.card)
     usual = signals(with_encoder(new), (named.stored for named in sources.batches()))
-    return AdaptedModel(personal, _card(model, facts), usual, facts)
+    return AdaptedModel(personal, _card(model, facts), usual, facts, tuple(paths))
 
 
 def _refuse_other_inputs(watched: Watched, alarms: Alarms) -> None:
@@ -252,7 +254,7 @@ def _adapt_to_labels(
     }
     personal = algorithm.with_gaussians(tree, means, prior)
     new = make_model(load_method(records), int(model.card["number"]), personal, model.card)
-    return AdaptedModel(personal, _card(model, facts), signals(new, [x]), facts)
+    return AdaptedModel(personal, _card(model, facts), signals(new, [x]), facts, tuple(paths))
 
 
 class _Task(NamedTuple):
@@ -379,7 +381,8 @@ def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> dict
     client = old["clients"][number]
     split = split_of_one(old["dataset"], name, client, new=bool(adapted.card["new"]))
     source = {"run": records.path.name, "model_sha256": adapted.card["adapted_from"]}
-    origin = {**describe(), "adapted": source}
+    site_data = [*records.provenance.get(SITE_DATA, []), *adapted.paths]
+    origin = {**describe(), "adapted": source, SITE_DATA: site_data}
     result = {
         "run": str(out),
         "algorithm": method.config.algorithm.name,

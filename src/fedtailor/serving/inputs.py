@@ -76,11 +76,12 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
     """Return rows of features (n, features) as float32."""
     (features,) = specification.shape
     columns = specification.columns
+    training = specification.training_tables
     table = None
-    if columns is not None and isinstance(inputs, str | os.PathLike):
-        table = read_table_like(Path(inputs), columns, rules=specification.cells)
-    elif columns is not None and hasattr(inputs, "columns"):
-        table = read_frame_like(inputs, columns, specification.cells)
+    if training is not None and isinstance(inputs, str | os.PathLike):
+        table = read_table_like(Path(inputs), training)
+    elif training is not None and hasattr(inputs, "columns"):
+        table = read_frame_like(inputs, training)
 
     if table is not None:
         x = features_of(table)

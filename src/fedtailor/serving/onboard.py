@@ -11,7 +11,7 @@ from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import names_of_baselines
 from fedtailor.experiment.baselines import InputTables, write_own_models
 from fedtailor.experiment.folder import refuse_existing
-from fedtailor.experiment.reader import RunRecords, refuse_inside_run
+from fedtailor.experiment.reader import SITE_DATA, RunRecords, refuse_inside_run
 from fedtailor.experiment.site_rows import MAJORITY, site_rows
 from fedtailor.experiment.worth_it import as_record
 from fedtailor.privacy import claims
@@ -79,6 +79,7 @@ def onboard_site(
         "onboarded": name,
         "steps": onboarded.steps,
         "examples": site.num_train,
+        "notes": list(site.warnings),
     }
 
     # A temperature needs examples that the model was not made from.
@@ -114,7 +115,7 @@ def onboard_site(
         scores=onboarded.scores,
         calibration=calibration,
     )
-    origin = {"onboarded": _origin(records)}
+    origin = {"onboarded": _origin(records), SITE_DATA: [str(data)]}
     card = {"onboarded": True, **claims.of_card(records.result or {})}
     write_model_folder(out, model, provenance=origin, result=result, card=card)
     if own is not None:

@@ -65,6 +65,9 @@ class RunClients(Sequence[Client]):
         """The names of all clients."""
         return [client.name for client in self._clients]
 
+    def __repr__(self) -> str:
+        return str(_table_of(self._clients))
+
     def __len__(self) -> int:
         return len(self._clients)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from fedtailor.core.errors import DataError, did_you_mean
+from fedtailor.core.errors import WARNING, DataError, did_you_mean
 from fedtailor.core.federation import Federation, Splits
 from fedtailor.core.task import Task
 from fedtailor.core.text import listed
@@ -46,6 +46,8 @@ class SiteData(NamedTuple):
     """The group of each example, such as its patient."""
     decimal: Decimal = "auto"
     """What commas are in the numbers of its tables; auto: there are none."""
+    warnings: tuple[str, ...] = ()
+    """On the examples, in sentences that begin with ``core.errors.WARNING``."""
 
 
 def load_site(
@@ -92,7 +94,10 @@ def load_site(
         label_column=label_column,
         group=group,
     )
-    like = None if raw.columns is None else TrainingTables(raw.columns, rules)
+    like = raw.training_tables
+    if like is not None:
+        like = like._replace(rules=rules)
+
     dataset = load_one_site(path, options, like, is_scored_only=is_scored_only)
     labels = _labels(dataset, inputs, path)
     stored = _features(dataset, inputs, path)
@@ -101,7 +106,15 @@ def load_site(
         decimal = next(iter(dataset.raw.decimals.values()), "auto")
 
     count = dataset.num_official_train
-    return SiteData(stored, labels, count, dataset.name, dataset.groups, cast(Any, decimal))
+    return SiteData(
+        x=stored,
+        y=labels,
+        num_train=count,
+        name=dataset.name,
+        groups=dataset.groups,
+        decimal=cast(Any, decimal),
+        warnings=tuple(note for note in dataset.notes if note.startswith(WARNING)),
+    )
 
 
 @contextmanager

@@ -68,6 +68,8 @@ class Sources:
         """Files that were left out so far."""
         self.notes: list[str] = []
         """Sentences about the tables read so far: empty cells, unknown categories."""
+        self.other_units: list[str] = []
+        """Those of the notes on columns that seem to be in another unit than in training."""
         self.missing: Counter[str] = Counter()
         """Empty cells of the tables read so far, by column."""
         self.unseen: Counter[str] = Counter()
@@ -195,16 +197,21 @@ class Sources:
 
     def _of_table(self, path: Path) -> Iterator[NamedExamples]:
         """Yield the rows of a table; they are named by the file and their line."""
-        columns = self._inputs.columns
-        if columns is None:
+        training = self._inputs.training_tables
+        if training is None:
             allowed = _OTHERS[self._inputs.kind]
             message = f"the model takes {allowed}, not tables ('{path}')."
             raise DataError(message, key="path", path=path, allowed=allowed)
 
         file = printable(path.name)
-        table = read_table_like(path, columns, self._keep, rules=self._inputs.cells)
+        table = read_table_like(path, training, self._keep)
         features = features_of(table)
-        self.notes += [f"{file}: {problem.message}" for problem in table.problems]
+        for problem in table.problems:
+            note = f"{file}: {problem.message}"
+            self.notes.append(note)
+            if problem.kind == "unit_differs":
+                self.other_units.append(note)
+
         self.missing.update(table.missing)
         self.unseen.update(table.unseen)
         rows = list(zip(*table.keep.values(), strict=True))

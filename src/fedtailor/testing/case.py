@@ -87,7 +87,7 @@ class Case:
 
     def federation(self, model: str = "mlp") -> Federation:
         """Return a new copy of the uneven federation: an algorithm may have changed another."""
-        return federations.make_federation(self.task(model))
+        return federations.make_federation(self.task(model), validation=True)
 
     def run(
         self,

@@ -30,8 +30,8 @@ _RANDOM = (
 )
 _PADDED = (
     "Examples of weight 0 are padding and must not count: use `weighted_mean(values, "
-    "batch.weight)` for means over a batch, and `data.info` or `data.train.weight` instead of the "
-    "number of rows"
+    "batch.weight)` for means over a batch, and `data.info`, `data.train.weight` or "
+    "`data.val.weight` instead of the number of rows, which depends on the engine"
 )
 _SHARED = (
     "Something is shared between clients: return what a client keeps as ClientUpdate.state, and "
@@ -80,7 +80,7 @@ def _stacks(case: Case) -> bool:
 
 
 def check_padding(case: Case) -> str | None:
-    """Examples of weight 0 anywhere in a client's list change nothing."""
+    """Examples of weight 0 anywhere in a client's list, and longer tables, change nothing."""
     if not case.comparable:
         return None
 
@@ -93,7 +93,8 @@ def check_padding(case: Case) -> str | None:
         where = close(case.base(), case.run(Padded(engine)))
         if where:
             return (
-                f"Examples of weight 0 in a client's list change the results: {where}. {_PADDED}."
+                "Examples of weight 0 in a client's list, or rows of others in `data.train.x`, "
+                f"change the results: {where}. {_PADDED}."
             )
 
     return None

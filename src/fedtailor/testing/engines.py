@@ -47,7 +47,10 @@ class Shuffled(PassingEngine):
 
 
 class Padded(PassingEngine):
-    """Puts examples of weight 0 before, between and after the examples of every client."""
+    """Puts examples of weight 0 before, between and after the examples of every client.
+
+    The tables end with rows that belong to nobody: how many rows they have depends on the engine.
+    """
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Return the output of every job."""
@@ -55,10 +58,15 @@ class Padded(PassingEngine):
         padded = []
         for job in jobs:
             inputs = job.inputs._replace(
-                train=_pad(job.inputs.train, total), test=_pad(job.inputs.test, total)
+                train=_pad(job.inputs.train, total),
+                val=_pad(job.inputs.val, total),
+                test=_pad(job.inputs.test, total),
             )
             padded.append(job._replace(inputs=inputs))
-        return super().map(program, common, padded)
+
+        x = torch.cat([common.x, common.x[-2:]])
+        y = torch.cat([common.y, common.y[-2:]])
+        return super().map(program, common._replace(x=x, y=y), padded)
 
 
 def _pad(part: ExamplePositions, total: int) -> ExamplePositions:

@@ -59,20 +59,22 @@ def make_federation(
     new_sizes: Sequence[int] = NEW_SIZES,
     *,
     test_size: int = 5,
+    validation: bool = False,
     distance: float = 1.0,
     seed: int = 0,
 ) -> Federation:
     """Return a federation of Gaussian classes, ``distance`` standard deviations apart.
 
     About half of a client's examples are of its favorite class; a client with two examples has no
-    other class.
+    other class. With ``validation``, clients have 0, 1, 2, 0, 1, 2, ... validation examples.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = []
     splits = []
     start = 0
     for client, size in enumerate((*sizes, *new_sizes)):
-        count = size + test_size
+        val_size = client % 3 if validation else 0
+        count = size + test_size + val_size
         favorite = client % task.num_classes
         drawn = torch.randint(task.num_classes, (count,), generator=generator)
         is_favorite = torch.rand(count, generator=generator) < 0.5
@@ -83,7 +85,8 @@ def make_federation(
             labels.append(torch.where(is_favorite, favorite, drawn))
 
         positions = torch.arange(start, start + count)
-        splits.append(Split(positions[:size], positions[:0], positions[size:]))
+        train, val, test = torch.split(positions, [size, val_size, test_size])
+        splits.append(Split(train, val, test))
         start += count
 
     y = torch.cat(labels)

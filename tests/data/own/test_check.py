@@ -130,7 +130,9 @@ def test_the_notes_of_a_data_set_count_what_was_left_out(folder, make):
     (folder / "A" / "cat" / "broken.png").write_bytes(b"not a picture")
     (folder / "A" / "notes.txt").write_text("stray")
     notes = load_own(str(folder), DataOptions()).notes
-    assert "Left out: unreadable images (1), files of a kind that is not read (1)." in notes
+    assert (
+        "Warning: left out: unreadable images (1), files of a kind that is not read (1)." in notes
+    )
 
 
 # Groups of pictures

@@ -14,7 +14,7 @@ from fedtailor.data.columns import Column, Columns
 from fedtailor.data.dataset import Normalization
 from fedtailor.data.input_specification import input_specification
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.like import read_frame_like, read_table_like
+from fedtailor.data.own.like import TrainingTables, read_frame_like, read_table_like
 from fedtailor.serving.site_data import load_site
 
 PLAN = Columns(
@@ -24,6 +24,7 @@ PLAN = Columns(
     ),
     ("label", "patient"),
 )
+TABLES = TrainingTables(PLAN)
 
 
 class Frame:
@@ -44,7 +45,7 @@ class Frame:
 def predict(folder, text, name="new.csv"):
     path = folder / name
     path.write_text(text, encoding="utf-8")
-    return read_table_like(path, PLAN)
+    return read_table_like(path, TABLES)
 
 
 def kinds(table):
@@ -103,7 +104,7 @@ def test_a_file_that_is_no_table_is_an_error(tmp_path):
     assert kinds(predict(tmp_path, "age,sex\n", "new.txt")) == [
         ("error", "unknown_layout", "new.txt")
     ]
-    assert kinds(read_table_like(tmp_path / "none.csv", PLAN)) == [
+    assert kinds(read_table_like(tmp_path / "none.csv", TABLES)) == [
         ("error", "unreadable_file", "none.csv")
     ]
 
@@ -114,10 +115,10 @@ def test_parquet_and_data_frames_give_the_same_bits(tmp_path):
     pq.write_table(
         pa.table({"sex": sexes, "age": ages, "label": [1, 2, 3]}), tmp_path / "new.parquet"
     )
-    from_parquet = read_table_like(tmp_path / "new.parquet", PLAN)
+    from_parquet = read_table_like(tmp_path / "new.parquet", TABLES)
     numbers = np.array([50.1, np.nan, 1 / 3])
     frame = read_frame_like(
-        Frame({"age": numbers, "sex": np.array(["m", None, "f"], dtype=object)}), PLAN
+        Frame({"age": numbers, "sex": np.array(["m", None, "f"], dtype=object)}), TABLES
     )
     texts = predict(tmp_path, f"age,sex\n{ages[0]},m\nNA,\n{ages[2]!r},f\n")
     np.testing.assert_array_equal(from_parquet.x, texts.x)
@@ -125,7 +126,7 @@ def test_parquet_and_data_frames_give_the_same_bits(tmp_path):
     assert list(from_parquet.lines) == [1, 2, 3] and list(frame.lines) == [0, 1, 2]
     missing = np.array(["f", np.nan, "m"], dtype=object)
     objects = read_frame_like(
-        Frame({"sex": missing, "age": np.array([1, "2", None], dtype=object)}), PLAN
+        Frame({"sex": missing, "age": np.array([1, "2", None], dtype=object)}), TABLES
     )
     assert objects.x.tolist() == [[1, 1, 0, 0], [2, 0, 0, 1], [61.5, 0, 1, 0]]
 
@@ -133,9 +134,11 @@ def test_parquet_and_data_frames_give_the_same_bits(tmp_path):
 def test_cells_are_read_by_the_rules_of_training(tmp_path):
     rules = CellRules(missing_values={"age": [999], "sex": ["u"]})
     (tmp_path / "new.csv").write_text("age;sex\n50,5;m\n;\n999;u\n", encoding="utf-8")
-    table = read_table_like(tmp_path / "new.csv", PLAN, ["age"], rules=rules)
+    table = read_table_like(tmp_path / "new.csv", TrainingTables(PLAN, rules), ["age"])
     ages = np.array(["50,5", "999"], dtype=object)
-    frame = read_frame_like(Frame({"age": ages, "sex": np.array(["m", "u"])}), PLAN, rules)
+    frame = read_frame_like(
+        Frame({"age": ages, "sex": np.array(["m", "u"])}), TrainingTables(PLAN, rules)
+    )
     assert (
         table.x.tolist()
         == frame.x.tolist()
@@ -147,14 +150,14 @@ def test_cells_are_read_by_the_rules_of_training(tmp_path):
 
 
 def test_a_data_frame_that_does_not_fit_is_an_error():
-    assert kinds(read_frame_like(Frame({"age": np.ones(2)}), PLAN)) == [
+    assert kinds(read_frame_like(Frame({"age": np.ones(2)}), TABLES)) == [
         ("error", "missing_column", "data frame")
     ]
     texts = Frame({"age": np.array(["old"], dtype=object), "sex": np.array(["f"], dtype=object)})
-    assert kinds(read_frame_like(texts, PLAN)) == [("error", "not_a_number", "data frame:0")]
+    assert kinds(read_frame_like(texts, TABLES)) == [("error", "not_a_number", "data frame:0")]
     for other in (None, 3, [1], {"age": 1}, np.ones(2)):
         with pytest.raises(DataError, match="expected a data frame"):
-            read_frame_like(other, PLAN)
+            read_frame_like(other, TABLES)
 
 
 def test_a_table_that_is_predicted_gives_the_bits_of_training(tmp_path):
@@ -181,7 +184,8 @@ def test_a_table_that_is_predicted_gives_the_bits_of_training(tmp_path):
             )
     divided = build(DataOptions(path=str(folder), group="patient"), run_seed=0)
     plan = Columns.from_record(divided.dataset.columns.to_record())
-    again = [read_table_like(folder / f"{site}.csv", plan) for site in "abc"]
+    tables_of_plan = TrainingTables(plan)
+    again = [read_table_like(folder / f"{site}.csv", tables_of_plan) for site in "abc"]
     np.testing.assert_array_equal(np.concatenate([each.x for each in again]), divided.dataset.x)
     assert all(one.severity == "warning" for each in again for one in each.problems)
     for rows in (1, 17):  # a part of a table has the same features
@@ -191,7 +195,7 @@ def test_a_table_that_is_predicted_gives_the_bits_of_training(tmp_path):
             picked = [[row[place] for place in order] for row in tables["b"][:rows]]
             csv.writer(file).writerows([[header[place] for place in order], *picked])
         np.testing.assert_array_equal(
-            read_table_like(tmp_path / "part.csv", plan).x, again[1].x[:rows]
+            read_table_like(tmp_path / "part.csv", tables_of_plan).x, again[1].x[:rows]
         )
 
 
@@ -209,14 +213,14 @@ def test_a_table_that_is_predicted_gives_the_bits_of_training(tmp_path):
 def test_a_comma_means_what_it_meant_in_training(tmp_path, decimal, cell, number):
     (tmp_path / "new.csv").write_text(f'age,sex\n"{cell}",m\n', encoding="utf-8")
     rules = CellRules(at_sites={"a": decimal})
-    table = read_table_like(tmp_path / "new.csv", PLAN, rules=rules)
+    table = read_table_like(tmp_path / "new.csv", TrainingTables(PLAN, rules))
     assert (None if table.x is None else table.x[0, 0]) == number
 
 
 def test_typed_numbers_have_no_separators_of_thousands(tmp_path):
     pq.write_table(pa.table({"sex": ["m"] * 2, "age": [1.125, 2.5]}), tmp_path / "new.parquet")
     rules = CellRules("comma")
-    table = read_table_like(tmp_path / "new.parquet", PLAN, rules=rules)
+    table = read_table_like(tmp_path / "new.parquet", TrainingTables(PLAN, rules))
     assert table.x[:, 0].tolist() == [1.125, 2.5]
 
 
@@ -242,3 +246,36 @@ def test_each_site_keeps_what_its_commas_were_and_kinds_of_columns(tmp_path):
         assert stored[:3].tolist() == [[number, 1, 0], [number, 1, 0], [3, 1, 0]]
     with pytest.raises(DataError, match="comma that may be"):
         load_site(str(new), inputs)
+
+
+@pytest.mark.parametrize(
+    ("column", "deviation"),
+    [
+        (Column("chol", "number", fill=240.0), 45.0),
+        (Column("chol", "number", knots=(120.0, 205.0, 240.0, 275.0, 560.0)), 1.0),
+        (Column("chol", "number", knots=(100.0, 240.0, 380.0), scores=(-2.5, 0.0, 2.5)), 1.0),
+    ],
+    ids=["standard", "bins", "quantile"],
+)
+def test_another_unit_than_in_training_is_a_warning(tmp_path, column, deviation):
+    """From milligrams per decilitre in training to millimoles per litre."""
+    columns = Columns((Column("sex", "category", ("f", "m"), "missing"), column))
+    deviations = np.full(len(columns.feature_names), deviation)
+    training = TrainingTables(columns, std=deviations)
+    cholesterol = np.random.default_rng(0).normal(240, 45, 40)
+
+    def problems(values):
+        rows = "".join(f"m,{value:.3f}\n" for value in values)
+        (tmp_path / "new.csv").write_text(f"sex,chol\n{rows}m,\n")
+        return read_table_like(tmp_path / "new.csv", training).problems
+
+    assert [one.kind for one in problems(cholesterol)] == ["missing_value"]
+    assert [one.kind for one in problems(cholesterol[:9] / 38.67)] == ["missing_value"], "too few"
+    (_, problem) = problems(cholesterol / 38.67)
+    assert (problem.severity, problem.kind) == ("warning", "unit_differs")
+    assert "times as small here" in problem.message and "of cholesterol" in problem.message
+
+
+def test_without_a_deviation_in_training_nothing_is_said_of_units(tmp_path):
+    rows = "".join(f"m,{year}\n" for year in range(600, 640))
+    assert predict(tmp_path, f"sex,age\n{rows}").problems == []

@@ -19,7 +19,7 @@ from fedtailor.data.dataset import AS_THEY_ARE
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own import cells
 from fedtailor.data.own.findings import FindingPlace, Findings
-from fedtailor.data.own.like import read_table_like
+from fedtailor.data.own.like import TrainingTables, read_table_like
 from fedtailor.data.own.read import load_own, read_own
 from fedtailor.data.own.table import read_header
 
@@ -127,6 +127,21 @@ def test_a_column_of_the_split_puts_all_test_rows_last(tmp_path):
     assert dataset.class_names == ("2", "9", "10") and dataset.y.tolist() == [2, 1, 2, 1, 0]
     assert dataset.domains.tolist() == [0, 0, 1, 0, 1]
     assert findings.sites[0].train == {"9": 1, "10": 1} and findings.sites[1].test == {"2": 1}
+
+
+def test_excel_may_say_which_delimiter_it_has_used(tmp_path):
+    content = b"sep=;\r\nf;g;label\r\n1;2;x\r\n3;4;\r\n"
+    dataset, findings = read(write(tmp_path / "d", a="f,g,label\n1,2,x\n3,4,y\n", s=content))
+    assert errors(findings) == [("missing_label", "s.csv:4")]
+    content = content.replace(b"4;", b"4;y")
+    dataset, _ = read(write(tmp_path / "e", a="f,g,label\n1,2,x\n3,4,y\n", s=content))
+    assert dataset.x.tolist() == [[1, 2], [3, 4]] * 2
+
+
+def test_a_column_that_is_spelled_differently_at_one_of_two_sites_is_named(tmp_path):
+    tables = {"a": "age,g,label\n1,2,x\n3,4,y\n", "b": "Age,g,label\n1,2,x\n3,4,y\n"}
+    _, findings = read(write(tmp_path / "d", **tables))
+    assert "Is it 'Age' here? Then rename it." in findings.errors[1].message
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
@@ -256,7 +271,8 @@ def test_columns_that_are_left_out_are_not_looked_at(tmp_path):
     # Tables to predict may have such columns too, whichever site they are of.
     divided = build(DataOptions(path=str(folder), leave_out=left_out, test_share=0.0), run_seed=0)
     for table in ("a", "b"):
-        like = read_table_like(folder / f"{table}.csv", divided.dataset.columns)
+        tables = TrainingTables(divided.dataset.columns)
+        like = read_table_like(folder / f"{table}.csv", tables)
         assert len(like.x) == 2 and not like.problems
 
     dates = [datetime.date(2024, 1, day) for day in (1, 2)]
@@ -417,7 +433,8 @@ BROKEN = [
     (b"", "empty_file", "s.csv", ""),
     (b"f,g,label\n1,2,M\xc3\xbcller\n1,2,\xfc\n", "wrong_encoding", "s.csv", "0xfc in line 3"),
     (b"f,g,label\n1,2,x\x81\n", "wrong_encoding", "s.csv", "0x81 in line 2"),
-    (b'f,g,label\n1,2,"x\n', "broken_table", "s.csv", "2"),
+    (b'f,g,label\n1,"2,x\n3,4,y\n5,6,z\n', "broken_table", "s.csv", "Line 2"),
+    (b'f,g,label\n1,"2"2,x\n', "broken_table", "s.csv", "Line 2"),
     (b"f,g,label\n1,2," + b"x" * 200_000 + b"\n", "broken_table", "s.csv", "Line 2"),
     (b"f,g,label,split\n1,2,x,train\n1,2,x,dev\n", "wrong_split", "s.csv:3", "'dev'"),
     (b'f,g,label\n"1,5",2,x\n2.5,2,x\n', "not_a_number", "s.csv:2", "beside '2.5'"),

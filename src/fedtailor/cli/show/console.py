@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedtailor.core.errors import printable
+from fedtailor.core.errors import WARNING, printable
 
 _WIDTH_OF_A_FILE = 120
 """Columns of a table that goes into a pipe or file, unless ``COLUMNS`` says otherwise."""
@@ -21,6 +21,12 @@ _NARROWEST_TEXT = 16
 def say(text: str, *, style: str = "") -> None:
     """Print a line to stderr."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(Text(printable(text), style=style))
+
+
+def line_of_note(text: str) -> str:
+    """Return a note of a run, or of data, as the line that is printed."""
+    kind = "warning" if text.startswith(WARNING) else "note"
+    return f"{kind}: {text.removeprefix(WARNING)}"
 
 
 def table(

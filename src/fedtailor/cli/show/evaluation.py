@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedtailor.cli.show.console import figure, interval, shortened, table
+from fedtailor.cli.show.console import figure, interval, line_of_note, say, shortened, table
 from fedtailor.core.metrics import METRICS
 from fedtailor.core.text import counted
 from fedtailor.report.worth_it import with_interval
@@ -37,6 +37,8 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
     columns = ["metric", "value", "95 % interval", "at training", "difference (95 % interval)"]
     missing = record["missing"]
     sentences = [_threshold(record)]
+    if "ece_calibrated" in record["metrics"]:
+        sentences.append("Loss and ECE are those before calibration.")
     if "comparison" not in missing:
         sentences.insert(0, _comparison(record))
     for name, reason in missing.items():
@@ -44,6 +46,8 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
 
     table(title, columns, rows, below=" ".join(filter(None, sentences)))
     _show_classes(record["by_class"])
+    for note in record["notes"]:
+        say(line_of_note(note))
 
 
 def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:

@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from fedtailor.cli.show.console import duration, percent, say
-from fedtailor.core.errors import WARNING, printable
+from fedtailor.cli.show.console import duration, line_of_note, percent, say
+from fedtailor.core.errors import printable
 from fedtailor.experiment.tracking import RunProgress
 
 _SECONDS_BETWEEN = 5.0
@@ -198,8 +198,7 @@ class PlainProgress(RunProgress):
 
         self._notes.add(text)
         if len(self._notes) < _MOST_NOTES:
-            kind = "warning" if text.startswith(WARNING) else "note"
-            self.line(f"{kind}: {text.removeprefix(WARNING)}")
+            self.line(line_of_note(text))
         elif len(self._notes) == _MOST_NOTES:
             self.line("note: more in events.jsonl of the run's folder")
 

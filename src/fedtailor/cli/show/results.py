@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.cli.show.console import (
     figure,
     interval,
+    line_of_note,
     percent,
     percent_with_error,
     say,
@@ -314,6 +315,9 @@ def show_onboarded(result: Mapping[str, Any]) -> None:
     """Print what was made for a new site, and how good it is."""
     name = result["onboarded"]
     method = str(result["algorithm"])
+    for note in result["notes"]:
+        say(line_of_note(note))
+
     if result.get("worth_it"):
         show_verdicts({method: result["worth_it"]}, method)
         say("By 5-fold cross-validation: every example was tested once, by models made without it.")

@@ -78,7 +78,8 @@ def show_adapted(record: Mapping[str, Any]) -> None:
     what = f"The class prior follows {inputs} without labels."
     if facts["to"] == "labels":
         loss = f"{facts['loss']['before']:.3f} to {facts['loss']['after']:.3f}"
-        what = f"Adapted to {inputs} with labels: in a cross-validation the loss fell from {loss}."
+        what = f"Adapted to {inputs} with labels: in a cross-validation the loss of what the model "
+        what += f"prints fell from {loss}."
 
     _show_class_mix(facts["class_mix"], ("before", "now"))
     say(what)

@@ -17,14 +17,17 @@ from fedtailor.data.own.cells import Cells, Rewrite, Table
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, DataProblem, FindingPlace, Findings
 from fedtailor.data.own.patterns import THOUSANDS_COMMA, category_in, matches
 from fedtailor.data.own.table import TABLES, Sought, read_cells, read_header, read_table
+from fedtailor.data.own.units import compare_with_training, quantiles_in_training
 
 
 class TrainingTables(NamedTuple):
     """What is known of the tables that a model was trained on."""
 
     columns: Columns
-    rules: CellRules | None
+    rules: CellRules | None = None
     """How cells were read; None: in the usual way."""
+    std: np.ndarray = np.ones(1)
+    """By which features are divided, see :class:`fedtailor.data.dataset.Normalization`."""
 
 
 class LikeTable(NamedTuple):
@@ -46,9 +49,7 @@ class LikeTable(NamedTuple):
     for."""
 
 
-def read_table_like(
-    path: Path, columns: Columns, keep: Sequence[str] = (), *, rules: CellRules | None = None
-) -> LikeTable:
+def read_table_like(path: Path, training: TrainingTables, keep: Sequence[str] = ()) -> LikeTable:
     """Return the features of a CSV or Parquet table.
 
     Its columns may be in any order. Those of ``columns.unused``, such as the label, may be there
@@ -56,14 +57,13 @@ def read_table_like(
 
     Args:
         path: the table.
-        columns: how cells become features, ``Dataset.columns`` of the data in training.
+        training: the tables that the model was trained on.
         keep: columns whose cells are returned beside the features, as they stand in the file.
-        rules: how cells were read in training; None: in the usual way.
 
     Example:
         >>> from fedtailor.data.columns import Column
-        >>> plan = Columns((Column("age", "number"),))
-        >>> read_table_like(Path("missing.csv"), plan).problems[0].kind
+        >>> tables = TrainingTables(Columns((Column("age", "number"),)))
+        >>> read_table_like(Path("missing.csv"), tables).problems[0].kind
         'unreadable_file'
     """
     place = FindingPlace(Findings(), "", printable(path.name))
@@ -72,9 +72,9 @@ def read_table_like(
         return LikeTable(None, (), place.findings.problems)
 
     keep = [printable(name) for name in keep]
-    sought = replace(_sought(columns, rules), keep=keep)
+    sought = replace(_sought(training), keep=keep)
     table = read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES)
-    like = _encode(table, columns, place, ignored=keep)
+    like = _encode(table, training, place, ignored=keep)
     if table is None or like.x is None:
         return like
 
@@ -95,21 +95,20 @@ def _cells_to_keep(table: Table, name: str) -> list[str]:
     return [printable(text) for text in table.kept[name]]
 
 
-def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None) -> LikeTable:
+def read_frame_like(frame: Any, training: TrainingTables) -> LikeTable:
     """Return the features of a data frame, such as one of pandas.
 
     Args:
         frame: anything with ``columns``, and ``frame[name].to_numpy()``.
-        columns: how cells become features.
-        rules: how cells were read in training; None: in the usual way.
+        training: the tables that the model was trained on.
 
     Raises:
         DataError: it is not a data frame.
     """
     place = FindingPlace(Findings(), "", "data frame")
-    texts = names_of_texts(columns)
-    expected = set(columns.names)
-    sought = _sought(columns, rules)
+    texts = names_of_texts(training.columns)
+    expected = set(training.columns.names)
+    sought = _sought(training)
 
     def read(rewrite: Mapping[str, Rewrite], place: FindingPlace) -> Table:
         keys = list(frame.columns)
@@ -133,16 +132,17 @@ def read_frame_like(frame: Any, columns: Columns, rules: CellRules | None = None
         message = f"expected {allowed}, got {got}."
         raise DataError(message, key="frame", allowed=allowed, got=got) from error
 
-    return _encode(table, columns, place)
+    return _encode(table, training, place)
 
 
-def _sought(columns: Columns, rules: CellRules | None) -> Sought:
-    texts = names_of_texts(columns)
+def _sought(training: TrainingTables) -> Sought:
+    names = set(training.columns.names)
+    texts = names_of_texts(training.columns)
     return Sought(
-        is_expected=set(columns.names).__contains__,
+        is_expected=names.__contains__,
         keeps_texts=texts.__contains__,
-        may_hold_numbers=set(columns.names).difference(texts).__contains__,
-        rules=rules or CellRules(),
+        may_hold_numbers=names.difference(texts).__contains__,
+        rules=training.rules or CellRules(),
     )
 
 
@@ -152,16 +152,20 @@ def names_of_texts(columns: Columns) -> set[str]:
 
 
 def _encode(
-    table: Table | None, columns: Columns, place: FindingPlace, ignored: Container[str] = ()
+    table: Table | None,
+    training: TrainingTables,
+    place: FindingPlace,
+    ignored: Container[str] = (),
 ) -> LikeTable:
     """Turn the cells of a table into features.
 
     Args:
         table: None if it could not be read.
-        columns: how cells become features.
+        training: says how cells become features.
         place: gets the problems.
         ignored: columns that may be there though the data in training had none like them.
     """
+    columns = training.columns
     if table is not None and not place.findings.has_errors:
         _check(table, columns, ignored)
     if table is None or place.findings.has_errors:
@@ -193,6 +197,7 @@ def _encode(
         )
         place.add("unseen_category", message)
 
+    check_units([table], training)
     problems = place.findings.problems
     return LikeTable(encoded.x, table.lines, problems, encoded.missing, encoded.unseen)
 
@@ -225,6 +230,14 @@ def check_names(table: Table, columns: Columns, ignored: Container[str]) -> None
         if wrong:
             count = counted(len(wrong), "column is", "columns are")
             table.place.add(kind, f"{count} {what}: {listed(wrong)}.")
+
+
+def check_units(tables: Sequence[Table], training: TrainingTables) -> None:
+    """Add to the first table the columns that seem to be in another unit than in training."""
+    for name, usual in quantiles_in_training(training.columns, training.std).items():
+        cells = np.concatenate([table.columns[name].numbers for table in tables])
+        for kind, message, _ in compare_with_training(name, cells, usual):
+            tables[0].place.add(kind, message)
 
 
 def check_texts(table: Table, columns: Columns) -> None:

@@ -230,10 +230,11 @@ def _summary(findings: Findings) -> list[str]:
         if problem.kind in _TOLD_BY_RUNS
     ]
     counts = {
-        "Left out": findings.summarize("skipped"),
-        "Warnings": findings.summarize("warning"),
+        "left out: ": findings.summarize("skipped"),
+        "": findings.summarize("warning"),
     }
-    return [*notes[:_MOST_TOLD], *(f"{what}: {kinds}." for what, kinds in counts.items() if kinds)]
+    others = [f"{WARNING}{what}{kinds}." for what, kinds in counts.items() if kinds]
+    return [*notes[:_MOST_TOLD], *others]
 
 
 def _as_error(path: str, findings: Findings) -> DataError:

@@ -11,6 +11,7 @@ from fedtailor.core.errors import joined
 from fedtailor.core.text import counted, listed, quoted
 from fedtailor.data.own.findings import Finding, Findings, Site
 from fedtailor.data.own.patterns import missing_value_text
+from fedtailor.data.own.units import FEWEST, find_units
 
 FEW = 20
 """Sites with fewer training examples get a warning."""
@@ -105,22 +106,6 @@ def _check_site(site: Site, sites: _AllSites) -> Iterator[Finding]:
         yield Finding("class_at_one_site", message)
 
 
-_FEWEST = 10
-"""Fewest values of a site, and fewest different ones of a column, from which something is told."""
-
-_FACTORS = {
-    10.0: "such as cm and mm",
-    18.0: "such as mg/dl and mmol/l of glucose",
-    38.67: "such as mg/dl and mmol/l of cholesterol",
-    88.4: "such as umol/l and mg/dl of creatinine",
-    1000.0: "such as g and mg",
-}
-"""Factors between the usual units."""
-
-_NEAR = 1.3
-"""The medians of two sites may differ by this factor beside their units, and the spreads by its
-square."""
-
 _NINES = [int(digit * count) for digit in "789" for count in range(1, 6)]
 _CODES = frozenset([0, -1, *_NINES, *(-number for number in _NINES)])
 """Numbers that are written for a missing value: 0, -9, 99, 999 and the like."""
@@ -161,7 +146,7 @@ def compare_sites(name: str, values: Mapping[str, np.ndarray]) -> Iterator[Findi
         # A value that means missing must not hide another unit, or look like one.
         filled = {site: cells[cells != code] for site, cells in filled.items()}
 
-    yield from _find_units(name, filled)
+    yield from find_units(name, filled)
 
 
 def _possible_codes(filled: Mapping[str, np.ndarray]) -> list[float]:
@@ -194,66 +179,11 @@ def _find_code(code: float, filled: Mapping[str, np.ndarray]) -> dict[str, int]:
         return {}
 
     others = np.concatenate([filled[site][filled[site] != code] for site in sites])
-    if len(np.unique(others)) < _FEWEST:
+    if len(np.unique(others)) < FEWEST:
         # At a site with nothing but the code, the other sites say what is usual.
         others = np.concatenate([cells[cells != code] for cells in filled.values()])
-    if len(np.unique(others)) < _FEWEST:
+    if len(np.unique(others)) < FEWEST:
         return {}
 
     low, high = np.quantile(others, [0.25, 0.75])
     return sites if np.abs(others - code).min() > high - low else {}
-
-
-def _find_units(name: str, filled: Mapping[str, np.ndarray]) -> Iterator[Finding]:
-    """Yield every site whose values are those of the others times a factor between units."""
-    if len(filled) < 2:
-        return
-
-    quantiles = {}
-    for site, cells in filled.items():
-        if len(cells) >= _FEWEST and len(np.unique(cells)) >= _FEWEST:
-            quantiles[site] = np.quantile(cells, [0.1, 0.25, 0.5, 0.75, 0.9])
-
-    for site, here in quantiles.items():
-        others = [other for name, other in quantiles.items() if name != site]
-        factors = [_factor_between(here, other) for other in others]
-        named = [factor for factor in factors if factor is not None]
-
-        # The odd one is that which differs from most others.
-        if 2 * len(named) <= len(others):
-            continue
-
-        median = here[2]
-        elsewhere = float(np.median([other[2] for other in others]))
-        ratio = max(median / elsewhere, elsewhere / median)
-        more = "large" if median > elsewhere else "small"
-        message = (
-            f"Column {quoted(name)} is about {ratio:.3g} times as {more} at {quoted(site)} (median "
-            f"{median:.4g}) as elsewhere (median {elsewhere:.4g}): another unit, "
-            f"{_FACTORS[named[0]]}? If so, convert it there."
-        )
-        yield Finding("unit_differs", message)
-        # Of two sites, either may be the one to convert.
-        if len(quantiles) == 2:
-            return
-
-
-def _factor_between(here: np.ndarray, there: np.ndarray) -> float | None:
-    """Return the factor between units that explains two sites' quantiles (5,); None without one.
-
-    Medians and quartile distances both have it, and nearly all values of one are below the other's:
-    heavy tails of another kind of patient overlap.
-    """
-    small, large = sorted((here, there), key=lambda quantiles: float(quantiles[2]))
-    spread = small[3] - small[1]
-    if small[2] <= 0 or spread <= 0 or small[4] >= large[0]:
-        return None
-
-    ratio = large[2] / small[2]
-    ratio_of_spreads = (large[3] - large[1]) / spread
-    for factor in _FACTORS:
-        is_near = 1 / _NEAR <= ratio / factor <= _NEAR
-        if is_near and 1 / _NEAR**2 <= ratio_of_spreads / factor <= _NEAR**2:
-            return factor
-
-    return None

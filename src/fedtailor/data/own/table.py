@@ -9,9 +9,11 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -39,6 +41,18 @@ PARQUET = TABLES[1:]
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _LONGEST_HEADER = 2**20
 """Most characters of the first line from which the delimiter is recognized."""
+
+_MARK_OF_DELIMITER = re.compile(r"sep=.", re.IGNORECASE)
+"""What Excel writes above the header to say which delimiter it has used."""
+_LONGEST_CELL = 131_072
+"""Characters; it is the limit of the csv module."""
+_OPEN_QUOTATION = {
+    "unexpected end of data": "nothing closes a quotation mark in it",
+    f"field larger than field limit ({_LONGEST_CELL})": (
+        f"a cell has more than {_LONGEST_CELL:,} characters; is a quotation mark not closed"
+    ),
+}
+"""Errors of the csv module of which a quotation mark can be the reason, and what is said then."""
 
 _BLOCK = 2**17
 """Cells of a CSV table that are held as text at once."""
@@ -206,15 +220,20 @@ def _read_text(raw: bytes, encoding: str, place: FindingPlace, sought: Sought, l
     reader = None
     try:
         text = io.TextIOWrapper(io.BytesIO(raw), encoding=encoding, newline="")
-        first = text.readline(_LONGEST_HEADER)
-        while first and not first.strip():
-            first = text.readline(_LONGEST_HEADER)
+        first = _next_line(text)
+        is_mark = _MARK_OF_DELIMITER.fullmatch(first.strip()) is not None
+        if is_mark:
+            first = _next_line(text)
 
         # Where a comma is the decimal point, spreadsheets write semicolons.
         delimiter = _find_delimiter(first, sought)
         text.seek(0)
         reader = csv.reader(text, delimiter=delimiter, strict=True)
-        header = next(row for row in reader if "".join(row).strip())
+        filled = (row for row in reader if "".join(row).strip())
+        if is_mark:
+            next(filled)
+
+        header = next(filled)
         if _are_values(header):
             shown = listed(map(printable, header), 5)
             message = f"The first line holds values, not names of columns: {shown}."
@@ -229,7 +248,31 @@ def _read_text(raw: bytes, encoding: str, place: FindingPlace, sought: Sought, l
         return _without_unnamed(table, header)
     except csv.Error as error:
         line = reader.line_num if reader else 1
-        raise Unusable("broken_table", f"Line {line} cannot be read: {error}.") from error
+        message = f"Line {line} cannot be read: {error}."
+        # Everything after a quotation mark that nothing closes is one cell.
+        if str(error) in _OPEN_QUOTATION:
+            line = _last_begun(raw.decode(encoding), delimiter)
+            message = f"Line {line} cannot be read: {_OPEN_QUOTATION[str(error)]}."
+
+        raise Unusable("broken_table", message) from error
+
+
+def _next_line(text: io.TextIOWrapper) -> str:
+    """Return the next line that is not blank; empty at the end of the file."""
+    line = text.readline(_LONGEST_HEADER)
+    while line and not line.strip():
+        line = text.readline(_LONGEST_HEADER)
+    return line
+
+
+def _last_begun(text: str, delimiter: str) -> int:
+    """Return the line in which the row begins that cannot be read."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    with suppress(csv.Error):
+        for _ in reader:
+            line = reader.line_num + 1
+    return line
 
 
 def _without_unnamed(table: Table, header: Sequence[str]) -> Table:

@@ -25,7 +25,13 @@ from fedtailor.data.own.features import check_features, collect_features, join_f
 from fedtailor.data.own.findings import MAX_TOTAL_BYTES, Finding, FindingPlace, Findings, Site
 from fedtailor.data.own.images import Picture, read_pictures
 from fedtailor.data.own.labels import guess_label, name_classes
-from fedtailor.data.own.like import TrainingTables, check_names, check_texts, names_of_texts
+from fedtailor.data.own.like import (
+    TrainingTables,
+    check_names,
+    check_texts,
+    check_units,
+    names_of_texts,
+)
 from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_label, leave_out_text
 from fedtailor.data.own.table import Sought, read_table
 
@@ -197,6 +203,9 @@ def read_tables(
     x, raw_columns = joined
     examples = dataclasses.replace(examples, x=x)
     tables = [site_table.table for site_table in usable]
+    if like is not None:
+        check_units(tables, like)
+
     examples.report_duplicates([(table.place.path, table.lines) for table in tables], findings)
     roles = (name for name in first.table.names if name in first.roles)
     unused = tuple(dict.fromkeys([*roles, *left_out]))
@@ -420,6 +429,7 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
     for table in tables:
         names = set(table.used)
         here = [name for name in table.used if name in extra]
+        rare = [name for name in table.used if having[name] < total]
         for name, count in having.items():
             if name in here:
                 message = f"Column {quoted(name)} is in {count} of {total} tables only."
@@ -428,7 +438,7 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
             elif name not in names and name not in extra:
                 have = "has" if count == 1 else "have"
                 message = f"No column {quoted(name)}: {count} of {total} tables {have} it."
-                other = _similar(name, here)
+                other = _similar(name, rare)
                 hint = f" Is it {quoted(other)} here? Then rename it." if other else ""
                 table.table.place.add("missing_column", message + hint)
 
