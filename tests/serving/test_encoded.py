@@ -90,7 +90,7 @@ def test_files_are_predicted(folder, encoder):
 def test_a_model_is_evaluated_on_pictures(folder, encoder):
     run, _ = trained(folder, encoder)
     model = run.model("Oslo")
-    site = load_site(str(folder / "pictures" / "Oslo"), model.inputs, is_scored_only=True)
+    site = load_site(str(folder / "pictures" / "Oslo"), model.inputs, purpose="scores")
     record = model.evaluate(site.x, model.classes_[site.y])
     assert record["examples"] == 24
     assert to_csv(record)

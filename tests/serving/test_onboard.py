@@ -135,6 +135,19 @@ def test_tables_with_text_are_encoded_as_in_the_run(shelf, tmp_path):
         run.onboard(table, tmp_path / "other")
 
 
+def test_a_site_with_a_single_class_gets_a_model_and_a_warning(shelf, tmp_path):
+    """Its model knows the other class from the other sites."""
+    run, _ = make_run("pfedfda", "hospital_tables", shelf)
+    write_hospital_tables(tmp_path / "data", sites=("Porto",))
+    table = tmp_path / "data" / "Porto.csv"
+    lines = [line for line in table.read_text().splitlines() if not line.endswith("well")]
+    table.write_text("\n".join(lines))
+    made = run.onboard(table, tmp_path / "made", validate=True)
+    (warning, *_) = made.result["notes"]
+    assert warning == "Warning: sites with examples of only one class (1)."
+    assert made.model("Porto").classes_.tolist() == ["ill", "well"]
+
+
 def test_folds_never_divide_a_patient(shelf, tmp_path):
     write_hospital_tables(tmp_path / "data", sites=("Porto",))
     run, _ = make_run("pfedfda", "hospital_tables", shelf)

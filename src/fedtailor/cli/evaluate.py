@@ -52,7 +52,7 @@ def evaluate(
                 model.inputs,
                 label_column=column,
                 group=options.group,
-                is_scored_only=True,
+                purpose="scores",
             )
             sites.append(site)
 

@@ -211,7 +211,7 @@ def _adapt_to_labels(
                 model.inputs,
                 label_column=label_column or options.label_column,
                 group=options.group,
-                is_scored_only=True,
+                purpose="scores",
             )
             sites.append(site)
 

@@ -23,7 +23,7 @@ from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import KIND_OF, DataOptions
 from fedtailor.data.own.like import TrainingTables
 from fedtailor.data.own.patterns import reworded
-from fedtailor.data.own.read import load_own
+from fedtailor.data.own.read import Purpose, load_own
 from fedtailor.data.split import ClientPositions
 from fedtailor.data.tensors import tables
 
@@ -57,7 +57,7 @@ def load_site(
     label_column: str = "",
     group: str = "",
     decimal: Decimal = "auto",
-    is_scored_only: bool = False,
+    purpose: Purpose = "site",
 ) -> SiteData:
     """Read the labelled data of one site.
 
@@ -68,7 +68,7 @@ def load_site(
         label_column: of a table; empty: the one whose name says so.
         group: which examples belong together, as ``data.group``.
         decimal: what commas are in numbers, if the site says so.
-        is_scored_only: nothing is trained on the data: one class will do.
+        purpose: see :data:`fedtailor.data.own.read.Purpose`.
 
     Raises:
         DataError: the data cannot be read, is of several sites, has other classes, or does not fit
@@ -98,7 +98,7 @@ def load_site(
     if like is not None:
         like = like._replace(rules=rules)
 
-    dataset = load_one_site(path, options, like, is_scored_only=is_scored_only)
+    dataset = load_one_site(path, options, like, purpose=purpose)
     labels = _labels(dataset, inputs, path)
     stored = _features(dataset, inputs, path)
     decimal = "auto"
@@ -137,7 +137,7 @@ def load_one_site(
     options: DataOptions,
     like: TrainingTables | None = None,
     *,
-    is_scored_only: bool = False,
+    purpose: Purpose = "site",
 ) -> Dataset:
     """Read the labelled data of one site as they are.
 
@@ -145,13 +145,13 @@ def load_one_site(
         path: of the data.
         options: as of every reader.
         like: the tables of a model that exists; None: nothing is known in advance.
-        is_scored_only: as of :func:`load_site`.
+        purpose: as of :func:`load_site`.
 
     Raises:
         DataError: the data cannot be read, or are of several sites.
     """
     expanded = os.path.expanduser(path)
-    dataset = load_own(expanded, options, like=like, is_scored_only=is_scored_only)
+    dataset = load_own(expanded, options, like=like, purpose=purpose)
 
     # The data is of one site: a folder per site is another form.
     count = len(dataset.domain_names)

@@ -100,8 +100,8 @@ class FolderLayout:
     target: str = ""
     """``package.module:function``."""
 
-    def signature(self, options: DataOptions) -> str:
-        """Return a digest of all that decides the data: files, options and readers.
+    def signature(self, options: DataOptions, purpose: str = "federation") -> str:
+        """Return a digest of all that decides the data: files, options, purpose and readers.
 
         Of every file, path, size, times and number count, not its content.
 
@@ -118,7 +118,7 @@ class FolderLayout:
 
         # What becomes of numbers is decided after reading.
         chosen = [getattr(options, name) for name in OWN if name != "numbers"]
-        return digest_of(self.words, self.name, str(self.folder), chosen, self.files)
+        return digest_of(self.words, self.name, str(self.folder), purpose, chosen, self.files)
 
 
 def recognize(path: str, findings: Findings) -> FolderLayout | None:

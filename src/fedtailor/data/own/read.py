@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Literal
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from fedtailor.data.own.like import TrainingTables
 from fedtailor.data.own.sites import cross_check
 from fedtailor.data.own.tables import read_tables
 from fedtailor.data.own.target import read_target
+
+Purpose = Literal["federation", "site", "scores"]
+"""What data are for: all of a federation; one site, which may have a single class because others
+have more; or scores alone, where one example will do."""
 
 _SHOWN = 3
 """Errors that are shown in full when data cannot be loaded."""
@@ -66,7 +71,7 @@ def load_own(
     report: Report = to_nobody,
     *,
     like: TrainingTables | None = None,
-    is_scored_only: bool = False,
+    purpose: Purpose = "federation",
 ) -> Dataset:
     """Return a user's data, from the cache of decoded data if nothing has changed.
 
@@ -75,8 +80,7 @@ def load_own(
         options: as of :func:`read_own`.
         report: is told how many pictures have been read.
         like: tables are read as those of a model that exists, and not kept in the cache.
-        is_scored_only: nothing is trained on the data: one example of one class will do, and
-            nothing is kept in the cache.
+        purpose: see :data:`Purpose`; data that are only scored are not kept in the cache.
 
     Raises:
         DataError: the data cannot be used; the message has the first errors.
@@ -85,16 +89,16 @@ def load_own(
     layout = recognize(path, findings)
 
     def build() -> Dataset:
-        dataset = _read(layout, options, findings, report, like, is_scored_only).dataset
+        dataset = _read(layout, options, findings, report, like, purpose).dataset
         if dataset is None:
             raise _as_error(path, findings)
 
         return dataset
 
-    if layout is None or like is not None or is_scored_only:
+    if layout is None or like is not None or purpose == "scores":
         return build()
 
-    return cached(layout.signature(options), build, name=layout.name)
+    return cached(layout.signature(options, purpose), build, name=layout.name)
 
 
 def _read(
@@ -103,7 +107,7 @@ def _read(
     findings: Findings,
     report: Report,
     like: TrainingTables | None = None,
-    is_scored_only: bool = False,
+    purpose: Purpose = "federation",
 ) -> OwnData:
     """Read data with a recognized layout, and check all sites together."""
     if layout is None:
@@ -119,8 +123,9 @@ def _read(
         _refuse_kind(dataset, options, findings)
 
     # Also after an error: users mend all problems of a folder at once.
-    if not is_scored_only:
-        cross_check(findings, layout.classes)
+    if purpose != "scores":
+        is_federation = purpose == "federation"
+        cross_check(findings, layout.classes, needs_two_classes=is_federation)
     if dataset is None or findings.has_errors:
         return OwnData(None, findings)
 

@@ -28,12 +28,15 @@ class _AllSites:
         """How many sites have examples of a class."""
 
 
-def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:
+def cross_check(
+    findings: Findings, class_names: Iterable[str] = (), *, needs_two_classes: bool = True
+) -> None:
     """Check ``findings.sites`` and add their problems.
 
     Args:
         findings: the sites to check; the problems are added to it.
         class_names: classes in addition to those of the sites' examples.
+        needs_two_classes: there are no other sites, which may have more.
     """
     filled = [site for site in findings.sites if site.train or site.test]
     if not filled:
@@ -42,10 +45,11 @@ def cross_check(findings: Findings, class_names: Iterable[str] = ()) -> None:
     sites = _AllSites(filled)
     classes = sorted(sites.any)
     if len(classes) == 1:
-        message = (
-            f"All examples are of class {quoted(classes[0])}; at least two classes are needed."
-        )
-        findings.add("one_class", message)
+        message = f"All examples are of class {quoted(classes[0])}"
+        if needs_two_classes:
+            findings.add("one_class", f"{message}; at least two classes are needed.")
+        else:
+            findings.add("one_class_site", f"{message}.")
 
     if not sites.train:
         findings.add("no_training", "All examples are for testing, none are for training.")
