@@ -339,6 +339,22 @@ def test_a_site_judges_its_model_as_a_simulation_and_sends_nothing_of_it(tmp_pat
     )
 
 
+def test_a_site_with_a_single_class_takes_part(tmp_path):
+    def write(folder, name):
+        write_table(folder, name)
+        if name == "office":
+            path = folder.with_suffix(".csv")
+            path.write_text(path.read_text().replace("benign", "malignant"))
+
+    values = {**VALUES, "federation": {"rounds": 1}}
+    site = {"label_column": "diagnosis"}
+    world = World(tmp_path, names=("clinic", "office"), values=values, site=site)
+    world.write(write)
+    world.serve()
+    office = fedtailor.load(tmp_path / "sites" / "office" / "model").model("office")
+    assert office.classes_.tolist() == ["benign", "malignant"]
+
+
 def test_a_model_is_judged_on_the_examples_with_which_it_was_made_only(clinic, caplog):
     x, y = DATA["clinic"]
     shutil.rmtree(clinic / "data" / "clinic")
