@@ -49,11 +49,15 @@ def test_run_then_add_then_show(tmp_path, capsys, monkeypatch):
     assert main([*words, "--values", "algorithm.unused=[1.0, 2.0]"]) == 0
     captured = capsys.readouterr()
     assert "digits: place" in captured.out and "my_method_of_the_board:Mine" in captured.out
+    assert "to compare with" not in captured.err
     record = read_board(tmp_path / "leaderboard.jsonl")["digits/my_method_of_the_board:Mine/0"]
     assert [trial["values"] for trial in record["trials"]] == [
         {"algorithm.unused": 1.0},
         {"algorithm.unused": 2.0},
     ]
+
+    assert main(["leaderboard", "add", "local", "--records", "new.jsonl", "--only", "/0"]) == 0
+    assert "no records of other methods to compare with" in capsys.readouterr().err
 
     assert main(["leaderboard", "show"]) == 0
     assert "my_method_of_the_board:Mine" in capsys.readouterr().out

@@ -25,6 +25,11 @@ Records = Annotated[
     str, typer.Option(metavar="FILE", help="The records, one in each line: what is there stays.")
 ]
 _DEFAULT = "leaderboard.jsonl"
+_NOBODY_TO_COMPARE_WITH = (
+    "note: '{records}' has no records of other methods to compare with. Copy those of the "
+    "repository to it (benchmarks/results/leaderboard.jsonl), or make some: "
+    "fedtailor leaderboard run local fedavg"
+)
 
 
 class CellOptions(NamedTuple):
@@ -115,10 +120,12 @@ def add(
     tried = dict(read_assignments(values, "--values"))
     failures = _run([method], tried, cells)
 
+    from fedtailor.cli.show.console import say
     from fedtailor.experiment.leaderboard import read_board
     from fedtailor.report.leaderboard_page import standing_of
 
-    places = standing_of(read_board(Path(cells.records)), method)
+    board = read_board(Path(cells.records))
+    places = standing_of(board, method)
     result = {
         "records": cells.records,
         "failed": failures,
@@ -127,6 +134,8 @@ def add(
     if not json:
         _print_tables([table for _, table, _ in places])
     print_result(result, json, _show_added)
+    if places and all(record["method"] == method for record in board.values()):
+        say(_NOBODY_TO_COMPARE_WITH.format(records=cells.records))
     _end(failures)
 
 
