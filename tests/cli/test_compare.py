@@ -223,7 +223,7 @@ def test_two_processes_do_not_share_a_comparison(done, capsys):
         (["-a", "fedavg", "-a", "ditto", "--point", "nowhere"], 3, "unknown evaluation point"),
         (["-a", "fedavg", "-a", "ditto", "one", "two"], 2, "one configuration or none"),
         (["--rounds", "3", "runs/a"], 2, "--rounds has no effect"),
-        (["nothing"], 4, "neither the folder of a run nor that of a comparison"),
+        (["nothing"], 4, "there is no folder 'nothing'"),
         (["-a", "fedavg", "-a", "ditto", "--out", "."], 3, "already exists"),
     ],
 )

@@ -113,7 +113,8 @@ def test_another_unit_than_in_training_is_a_warning(here, tmp_path, capsys):
     command = ["onboard", TABLES, "--data", str(table), "--label-column", "diagnosis"]
     assert main([*command, "--out", str(tmp_path / "site")]) == 0
     told = capsys.readouterr().err
-    assert f"warning: {unit}" in told and "at the same site twice (1)" in told
+    assert f"warning: {unit}" in told and "'new.csv:21' as 'new.csv:20'" in told
+    assert "columns that seem to have another unit" not in told, "once is enough"
 
     assert main(["predict", TABLES, "--client", "Mayo", str(table)]) == 0
     assert f"warning: new.csv: {unit}" in capsys.readouterr().err

@@ -355,6 +355,19 @@ def test_a_site_with_a_single_class_takes_part(tmp_path):
     assert office.classes_.tolist() == ["benign", "malignant"]
 
 
+def test_sites_that_all_have_the_same_class_alone_are_refused(tmp_path):
+    def write(folder, name):
+        write_table(folder, name)
+        path = folder.with_suffix(".csv")
+        path.write_text(path.read_text().replace("benign", "malignant"))
+
+    site = {"label_column": "diagnosis"}
+    world = World(tmp_path, names=("clinic", "office"), values=VALUES, site=site)
+    world.write(write)
+    with pytest.raises(DataError, match="of all sites are of class 'malignant'"):
+        world.serve()
+
+
 def test_a_model_is_judged_on_the_examples_with_which_it_was_made_only(clinic, caplog):
     x, y = DATA["clinic"]
     shutil.rmtree(clinic / "data" / "clinic")

@@ -83,8 +83,11 @@ def test_a_damaged_comparison_is_refused(tmp_path, content, reason):
 
 
 def test_other_folders_are_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "missing", "a\0b"):
-        with pytest.raises(DataError, match="neither the folder of a run nor that of a comparison"):
+    with pytest.raises(DataError, match="neither the folder of a run nor that of a comparison"):
+        read_methods([tmp_path])
+
+    for path in (tmp_path / "missing", "a\0b"):
+        with pytest.raises(DataError, match="there is no folder"):
             read_methods([path])
 
 

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.build import build
+from fedtailor.experiment.reader import site_data_of
 from fedtailor.serving import adapt
 from fedtailor.serving.adapt import Blend, blended
 from serving.small_runs import make_run, settings
@@ -141,6 +142,9 @@ def test_labels_move_the_class_means(trained, tmp_path):
     fit = rows[:60]
     judge = rows[60:]
     adapted = run.adapt("0", arrays(tmp_path, moved[fit], y[fit]), tmp_path / "new", labels=True)
+    (made_from,) = site_data_of(adapted.records)
+    assert Path(made_from).is_absolute() and made_from.startswith(str(tmp_path))
+
     old, new = run.model("0"), adapted.model("0")
     facts = adapted.result["adapted"]
     assert facts["loss"]["after"] < facts["loss"]["before"] and facts["blend"]["offset"] > 0

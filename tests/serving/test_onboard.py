@@ -136,16 +136,21 @@ def test_tables_with_text_are_encoded_as_in_the_run(shelf, tmp_path):
 
 
 def test_a_site_with_a_single_class_gets_a_model_and_a_warning(shelf, tmp_path):
-    """Its model knows the other class from the other sites."""
-    run, _ = make_run("pfedfda", "hospital_tables", shelf)
+    """A method that learns no shares of classes keeps what other sites know of the other class."""
+    run, _ = make_run("fedavg", "hospital_tables", shelf)
     write_hospital_tables(tmp_path / "data", sites=("Porto",))
     table = tmp_path / "data" / "Porto.csv"
-    lines = [line for line in table.read_text().splitlines() if not line.endswith("well")]
-    table.write_text("\n".join(lines))
+    lines = table.read_text().splitlines()
+    well = [line for line in lines[1:] if line.endswith("well")]
+    filled = [line for line in well if ",," not in line]
+    table.write_text("\n".join(line for line in lines if line not in well))
     made = run.onboard(table, tmp_path / "made", validate=True)
-    (warning, *_) = made.result["notes"]
-    assert warning == "Warning: sites with examples of only one class (1)."
-    assert made.model("Porto").classes_.tolist() == ["ill", "well"]
+    (warning,) = made.result["notes"]
+    assert "All examples are of class 'ill': a model that follows" in warning
+
+    new = tmp_path / "new.csv"
+    new.write_text("\n".join([lines[0], *filled]))
+    assert (made.model("Porto").predict(new) == "well").mean() > 0.5
 
 
 def test_folds_never_divide_a_patient(shelf, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,11 @@ from fedtailor.cli.adapt import LabelColumn
 from fedtailor.cli.options import Json, argument, text_option
 from fedtailor.cli.predict import ClientName, RunPath, RunSeed, check_out
 from fedtailor.cli.shell import print_result
+from fedtailor.core.errors import WARNING
 
 if TYPE_CHECKING:
     from fedtailor.serving.run import Run
+    from fedtailor.serving.site_data import SiteData
 
 
 def evaluate(
@@ -68,7 +71,7 @@ def evaluate(
     if out:
         write_whole(Path(out), to_csv(record))
 
-    record["notes"] = [note for site in sites for note in site.warnings]
+    record["notes"] = list(_notes(paths, sites))
     print_result(record, json, show_evaluation)
 
     for path in paths:
@@ -80,13 +83,21 @@ def evaluate(
             )
 
 
+def _notes(paths: Sequence[str], sites: Sequence[SiteData]) -> Iterator[str]:
+    """Yield the warnings on the data, with their paths where there are several."""
+    for path, site in zip(paths, sites, strict=True):
+        where = f"'{path}': " if len(paths) > 1 else ""
+        for warning in site.warnings:
+            yield f"{WARNING}{where}{warning.removeprefix(WARNING)}"
+
+
 def _is_of_the_run(run: Run, path: str) -> bool:
     """Return whether data lie where the data of the run, or of its onboarded site, were read."""
-    from fedtailor.experiment.reader import SITE_DATA
+    from fedtailor.experiment.reader import site_data_of
 
     records = run.records
     of_run = records.config.get("data", {}).get("path", "")
-    read = [data for data in (of_run, *records.provenance.get(SITE_DATA, [])) if data]
+    read = [data for data in (of_run, *site_data_of(records)) if data]
 
     # A path that is not absolute began in the working folder of then, which often holds the run.
     starts = [Path(), *records.path.resolve().parents]

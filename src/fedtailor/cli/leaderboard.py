@@ -26,8 +26,8 @@ Records = Annotated[
 ]
 _DEFAULT = "leaderboard.jsonl"
 _NOBODY_TO_COMPARE_WITH = (
-    "note: '{records}' has no records of other methods to compare with. Copy those of the "
-    "repository to it (benchmarks/results/leaderboard.jsonl), or make some: "
+    "note: '{records}' has no records of other methods to compare with. Copy the repository's "
+    "records there (benchmarks/results/leaderboard.jsonl), or make some: "
     "fedtailor leaderboard run local fedavg"
 )
 

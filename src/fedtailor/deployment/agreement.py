@@ -19,6 +19,7 @@ from fedtailor import __version__
 from fedtailor.core.errors import DataError, RunError
 from fedtailor.core.federation import Roster
 from fedtailor.core.task import Task
+from fedtailor.core.text import quoted
 from fedtailor.data.build import refuse_knots_without_columns
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns
@@ -135,6 +136,10 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
     else:
         columns = _agree_on_columns(questions, training, config)
     classes = file.deploy.classes or merge_classes([site["classes"] for site in data])
+    if len(classes) < 2:
+        message = f"all examples of all sites are of class {quoted(classes[0])}; at least two "
+        raise DataError(f"{message}classes are needed.", key="data", allowed=">= 2", got=1)
+
     inputs = _inputs(config, data[0], classes, columns)
     plan = _plan(config, inputs, sites)
 

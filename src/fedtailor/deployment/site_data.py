@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
+from fedtailor.core.errors import WARNING, DataError
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset
 from fedtailor.data.division import ClientSplitter
 from fedtailor.data.embedding import embed_rows, record_of, with_features
@@ -177,6 +177,9 @@ def prepare(
             group=own.group,
             decimal=own.decimal,
         )
+
+    for warning in site.warnings:
+        log.warning(warning.removeprefix(WARNING))
 
     positions = divide_site(memory, data, len(site.y), site.num_train, site.groups)
     return PreparedData(site, positions, _digest(site, positions))

@@ -15,6 +15,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,9 +44,9 @@ SCHEMA_VERSION = 3
 CONFIG_FILE = "experiment.toml"
 """The file that makes a folder a run folder; it is written last of the first files."""
 PROVENANCE_FILE = "provenance.json"
+"""Where the results of a run come from."""
 SITE_DATA = "site_data"
 """Entry of the provenance of an onboarded or adapted model: the paths of what it was made from."""
-"""Where the results of a run come from."""
 COMPARISON_FILE = "comparison.json"
 """In the folder of several runs: names the folders of the runs."""
 MEMBERS_FILE = "members.json"
@@ -72,14 +73,25 @@ def holds_run(path: Path) -> bool:
 
 def why_no_run(path: Path) -> str:
     """Return in a sentence why ``path`` is no run folder."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return f"'{path}' is not the folder of a run: it holds no {CONFIG_FILE}."
 
     # A misspelt name, most often.
-    beside = list(path.parent.iterdir()) if path.parent.is_dir() else []
-    folders = [other.name for other in beside if other.is_dir()]
+    folders: list[str] = []
+    with suppress(OSError):
+        folders += [name for name in os.listdir(path.parent) if os.path.isdir(path.parent / name)]
+
     hint = did_you_mean(path.name, folders) or "."
     return f"there is no folder '{path}'{hint}"
+
+
+def site_data_of(records: RunRecords) -> list[str]:
+    """Return the paths of what an onboarded or adapted model was made from; none for others."""
+    paths = records.provenance.get(SITE_DATA, [])
+    if not isinstance(paths, list):
+        return []
+
+    return [path for path in paths if isinstance(path, str)]
 
 
 def fold_folder(path: Path, number: int) -> Path:

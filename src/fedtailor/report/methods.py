@@ -12,7 +12,14 @@ from fedtailor.core.errors import DataError, one_line
 from fedtailor.core.options import show
 from fedtailor.core.reading import damaged
 from fedtailor.experiment.config import flatten, keys_without_result
-from fedtailor.experiment.reader import COMPARISON_FILE, RunRecords, holds_run, list_runs, read_run
+from fedtailor.experiment.reader import (
+    COMPARISON_FILE,
+    RunRecords,
+    holds_run,
+    list_runs,
+    read_run,
+    why_no_run,
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,9 @@ def _run_folders(path: Path) -> list[Path]:
     """
     if holds_run(path):
         return [path]
+
+    if not os.path.isdir(path):
+        raise DataError(why_no_run(path), path=path)
 
     if not os.path.isfile(path / COMPARISON_FILE):
         raise DataError(

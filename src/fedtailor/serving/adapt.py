@@ -25,7 +25,7 @@ from fedtailor.data.input_specification import write_input_specification
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.reader import SITE_DATA, RunRecords
+from fedtailor.experiment.reader import SITE_DATA, RunRecords, site_data_of
 from fedtailor.serving.alarms import MOST_COMPARED, Alarms, check_inputs
 from fedtailor.serving.encoded import with_encoder
 from fedtailor.serving.load import load_method, load_personal, make_model
@@ -33,7 +33,7 @@ from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.model_folder import split_of_one
 from fedtailor.serving.own_model import own_model
 from fedtailor.serving.signals import Signals, signals, write_held_out
-from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
+from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, absolute, load_site, options_written_as
 from fedtailor.serving.sources import Sources
 from fedtailor.serving.watch import Watched, observe
 from fedtailor.statistics import gaussian
@@ -247,6 +247,7 @@ def _adapt_to_labels(
     means, prior = blended(z, labels, tree.means.double(), task.prior, blend)
     facts = {
         "to": "labels",
+        "notes": [note for site in sites for note in site.warnings],
         "inputs": len(labels),
         "loss": {"before": float(before.mean()), "after": float(after.mean())},
         "blend": blend._asdict(),
@@ -381,7 +382,7 @@ def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> dict
     client = old["clients"][number]
     split = split_of_one(old["dataset"], name, client, new=bool(adapted.card["new"]))
     source = {"run": records.path.name, "model_sha256": adapted.card["adapted_from"]}
-    site_data = [*records.provenance.get(SITE_DATA, []), *adapted.paths]
+    site_data = [*site_data_of(records), *map(absolute, adapted.paths)]
     origin = {**describe(), "adapted": source, SITE_DATA: site_data}
     result = {
         "run": str(out),

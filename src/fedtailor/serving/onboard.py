@@ -21,6 +21,7 @@ from fedtailor.serving.site_data import (
     OF_COMMAND,
     OF_RUN,
     SiteData,
+    absolute,
     load_site,
     options_written_as,
 )
@@ -115,7 +116,7 @@ def onboard_site(
         scores=onboarded.scores,
         calibration=calibration,
     )
-    origin = {"onboarded": _origin(records), SITE_DATA: [str(data)]}
+    origin = {"onboarded": _origin(records), SITE_DATA: [absolute(str(data))]}
     card = {"onboarded": True, **claims.of_card(records.result or {})}
     write_model_folder(out, model, provenance=origin, result=result, card=card)
     if own is not None:

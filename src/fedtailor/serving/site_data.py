@@ -132,6 +132,11 @@ def options_written_as(forms: Mapping[str, str], other: str) -> Iterator[None]:
         raise
 
 
+def absolute(path: str) -> str:
+    """Return a path as it is from every working folder; a function stays as it is."""
+    return os.path.abspath(os.path.expanduser(path)) if os.path.exists(path) else path
+
+
 def load_one_site(
     path: str,
     options: DataOptions,

@@ -252,8 +252,13 @@ def test_each_site_keeps_what_its_commas_were_and_kinds_of_columns(tmp_path):
     ("column", "deviation"),
     [
         (Column("chol", "number", fill=240.0), 45.0),
-        (Column("chol", "number", knots=(120.0, 205.0, 240.0, 275.0, 560.0)), 1.0),
-        (Column("chol", "number", knots=(100.0, 240.0, 380.0), scores=(-2.5, 0.0, 2.5)), 1.0),
+        (Column("chol", "number", fill=240.0, knots=(120.0, 205.0, 240.0, 275.0, 560.0)), 1.0),
+        (
+            Column(
+                "chol", "number", fill=240.0, knots=(100.0, 240.0, 380.0), scores=(-2.5, 0.0, 2.5)
+            ),
+            1.0,
+        ),
     ],
     ids=["standard", "bins", "quantile"],
 )

@@ -129,12 +129,18 @@ def test_a_column_of_the_split_puts_all_test_rows_last(tmp_path):
     assert findings.sites[0].train == {"9": 1, "10": 1} and findings.sites[1].test == {"2": 1}
 
 
-def test_excel_may_say_which_delimiter_it_has_used(tmp_path):
-    content = b"sep=;\r\nf;g;label\r\n1;2;x\r\n3;4;\r\n"
-    dataset, findings = read(write(tmp_path / "d", a="f,g,label\n1,2,x\n3,4,y\n", s=content))
-    assert errors(findings) == [("missing_label", "s.csv:4")]
-    content = content.replace(b"4;", b"4;y")
-    dataset, _ = read(write(tmp_path / "e", a="f,g,label\n1,2,x\n3,4,y\n", s=content))
+@pytest.mark.parametrize(
+    ("mark", "delimiter"), [("sep=;", ";"), ('"sep=;"', ";"), ("sep=;;;", ";"), ("SEP=\t", "\t")]
+)
+def test_excel_may_say_which_delimiter_it_has_used(tmp_path, mark, delimiter):
+    lines = [mark, delimiter.join(["f, a", "g, b", "label"]), delimiter.join("12x"), ""]
+    good = '"f, a","g, b",label\n1,2,x\n3,4,y\n'
+    missing = "\r\n".join([*lines, delimiter.join(["3", "4", ""])])
+    _, findings = read(write(tmp_path / "d", a=good, s=missing.encode()))
+    assert errors(findings) == [("missing_label", "s.csv:5")]
+
+    whole = "\r\n".join([*lines, delimiter.join("34y")])
+    dataset, _ = read(write(tmp_path / "e", a=good, s=whole.encode()))
     assert dataset.x.tolist() == [[1, 2], [3, 4]] * 2
 
 
@@ -142,6 +148,10 @@ def test_a_column_that_is_spelled_differently_at_one_of_two_sites_is_named(tmp_p
     tables = {"a": "age,g,label\n1,2,x\n3,4,y\n", "b": "Age,g,label\n1,2,x\n3,4,y\n"}
     _, findings = read(write(tmp_path / "d", **tables))
     assert "Is it 'Age' here? Then rename it." in findings.errors[1].message
+
+    tables["c"] = "age,Age,g,label\n1,1,2,x\n3,3,4,y\n"
+    _, findings = read(write(tmp_path / "e", **tables))
+    assert not any("rename" in problem.message for problem in findings.errors)
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
@@ -435,6 +445,8 @@ BROKEN = [
     (b"f,g,label\n1,2,x\x81\n", "wrong_encoding", "s.csv", "0x81 in line 2"),
     (b'f,g,label\n1,"2,x\n3,4,y\n5,6,z\n', "broken_table", "s.csv", "Line 2"),
     (b'f,g,label\n1,"2"2,x\n', "broken_table", "s.csv", "Line 2"),
+    (b'f,g,label\n1,"2,x\n3,4,y\n5,6,"z"\n', "broken_table", "s.csv", "Line 2"),
+    (b"sep=;\n", "empty_file", "s.csv", "no header"),
     (b"f,g,label\n1,2," + b"x" * 200_000 + b"\n", "broken_table", "s.csv", "Line 2"),
     (b"f,g,label,split\n1,2,x,train\n1,2,x,dev\n", "wrong_split", "s.csv:3", "'dev'"),
     (b'f,g,label\n"1,5",2,x\n2.5,2,x\n', "not_a_number", "s.csv:2", "beside '2.5'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.cli.show.console import say, shortened, table
+from fedtailor.cli.show.console import line_of_note, say, shortened, table
 from fedtailor.cli.show.progress import CountLine
 
 _MOST_ROWS = 50
@@ -122,7 +122,7 @@ def show_embedded(record: Mapping[str, Any]) -> None:
     title = f"{record['out']}: {record['dimension']} features of {record['encoder']}"
     table(title, ["site", "examples"], rows, below=below)
     for note in record["notes"]:
-        say(f"note: {note}")
+        say(line_of_note(note))
 
     say(f"Train on them: fedtailor run --data {record['out']}")
 
@@ -168,7 +168,7 @@ def show_check(record: Mapping[str, Any]) -> None:
         say("Please note:", style="bold")
 
     for note in record["notes"]:
-        say(f"note: {note}")
+        say(line_of_note(note))
 
     say("The data can be used." if record["usable"] else "The data cannot be used as it is.")
 
@@ -197,7 +197,7 @@ def show_partition(record: Mapping[str, Any]) -> None:
     title = f"{record['dataset']}: {record['partition']}, seed {record['seed']}"
     table(title, columns, rows, left=2, below=below)
     for note in record["notes"]:
-        say(f"note: {note}")
+        say(line_of_note(note))
 
     if record["out"]:
         say(f"The split is in {record['out']}; use it with: {record['use']}")

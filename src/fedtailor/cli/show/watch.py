@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedtailor.cli.show.console import percent, say, shortened, table
+from fedtailor.cli.show.console import line_of_note, percent, say, shortened, table
 from fedtailor.core.text import counted
 from fedtailor.serving.watch import advice
 
@@ -78,10 +78,13 @@ def show_adapted(record: Mapping[str, Any]) -> None:
     what = f"The class prior follows {inputs} without labels."
     if facts["to"] == "labels":
         loss = f"{facts['loss']['before']:.3f} to {facts['loss']['after']:.3f}"
-        what = f"Adapted to {inputs} with labels: in a cross-validation the loss of what the model "
-        what += f"prints fell from {loss}."
+        what = f"Adapted to {inputs} with labels: in a cross-validation the loss of its "
+        what += f"probabilities fell from {loss}."
 
     _show_class_mix(facts["class_mix"], ("before", "now"))
+    for note in facts.get("notes", ()):
+        say(line_of_note(note))
+
     say(what)
     if "version" in record:
         say(f"It is version {record['version']}, in use. To take it back: fedtailor site restore")

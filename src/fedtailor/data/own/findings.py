@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ MAX_SITES = 10_000
 
 MAX_PROBLEMS = 1_000
 """Most errors that are kept in full, and most other problems; more are only counted."""
+
+_NOTHING_TOLD: Mapping[str, int] = {}
 
 MAX_TOTAL_BYTES = 2 * 2**30
 """Most bytes of the examples in all array or table files together, as stored in memory."""
@@ -103,10 +105,20 @@ class Findings:
             message = f"{what} {listed(group)} differ only by case, spaces or Unicode form; "
             self.add("similar_names", f"{message}they are kept apart.")
 
-    def summarize(self, severity: Severity) -> str:
-        """Return how many problems there are of each kind, such as ``unreadable images (2)``."""
-        kinds = sorted(kind for other, kind in self.counts if other == severity)
-        return ", ".join(f"{KINDS[kind].words} ({self.counts[severity, kind]})" for kind in kinds)
+    def summarize(self, severity: Severity, told: Mapping[str, int] = _NOTHING_TOLD) -> str:
+        """Return how many problems there are of each kind, such as ``unreadable images (2)``.
+
+        Args:
+            severity: of the problems.
+            told: how many of each kind were told before, and do not count.
+        """
+        parts = []
+        for kind in sorted(kind for other, kind in self.counts if other == severity):
+            number = self.counts[severity, kind] - told.get(kind, 0)
+            if number > 0:
+                parts.append(f"{KINDS[kind].words} ({number})")
+
+        return ", ".join(parts)
 
 
 class OwnData(NamedTuple):

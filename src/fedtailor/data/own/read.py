@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import KIND_OF, DataOptions
 from fedtailor.data.own.arrays import read_npz_sites
+from fedtailor.data.own.duplicates import DUPLICATE_KINDS
 from fedtailor.data.own.examples import Examples, groups_of_paths, one_source
 from fedtailor.data.own.findings import FindingPlace, Findings, OwnData
 from fedtailor.data.own.images import SUFFIXES, read_pictures
@@ -34,10 +36,11 @@ _SHOWN = 3
 
 _TOLD_BY_RUNS = (
     *("unit_differs", "value_means_missing", "empty_at_site", "many_numbers", "few_examples"),
-    "empty_site",
+    *("one_class_site", "empty_site", *DUPLICATE_KINDS),
 )
 """Problems that a run repeats in full."""
 _MOST_TOLD = 10
+_MOST_OF_A_KIND = 5
 
 _NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "image_paths")
 """Errors of a table in a folder of images that was not meant to be read."""
@@ -229,17 +232,20 @@ def _skip_empty_sites(layout: FolderLayout, filled: set[str], findings: Findings
 
 def _summary(findings: Findings) -> list[str]:
     """Return the warnings that decide what results mean, and sentences that count the others."""
-    notes = [
-        f"{WARNING}{problem.message}"
-        for problem in findings.problems
-        if problem.kind in _TOLD_BY_RUNS
-    ]
+    told: Counter[str] = Counter()
+    sentences: list[str] = []
+    for problem in findings.problems:
+        is_few = told[problem.kind] < _MOST_OF_A_KIND and len(sentences) < _MOST_TOLD
+        if problem.kind in _TOLD_BY_RUNS and is_few:
+            told[problem.kind] += 1
+            sentences.append(f"{WARNING}{problem.message}")
+
     counts = {
         "left out: ": findings.summarize("skipped"),
-        "": findings.summarize("warning"),
+        "": findings.summarize("warning", told),
     }
     others = [f"{WARNING}{what}{kinds}." for what, kinds in counts.items() if kinds]
-    return [*notes[:_MOST_TOLD], *others]
+    return [*sentences, *others]
 
 
 def _as_error(path: str, findings: Findings) -> DataError:

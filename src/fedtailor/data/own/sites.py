@@ -49,7 +49,8 @@ def cross_check(
         if needs_two_classes:
             findings.add("one_class", f"{message}; at least two classes are needed.")
         else:
-            findings.add("one_class_site", f"{message}.")
+            meaning = "a model that follows the site's shares of classes will hardly find others"
+            findings.add("one_class_site", f"{message}: {meaning}.")
 
     if not sites.train:
         findings.add("no_training", "All examples are for testing, none are for training.")

@@ -42,17 +42,16 @@ _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _LONGEST_HEADER = 2**20
 """Most characters of the first line from which the delimiter is recognized."""
 
-_MARK_OF_DELIMITER = re.compile(r"sep=.", re.IGNORECASE)
+_NO_HEADER = "The file is empty: it has no header."
+_MARK_OF_DELIMITER = re.compile(r'"?sep=([,;\t])"?[,;\t]*', re.IGNORECASE)
 """What Excel writes above the header to say which delimiter it has used."""
-_LONGEST_CELL = 131_072
-"""Characters; it is the limit of the csv module."""
-_OPEN_QUOTATION = {
+_REASONS = {
     "unexpected end of data": "nothing closes a quotation mark in it",
-    f"field larger than field limit ({_LONGEST_CELL})": (
-        f"a cell has more than {_LONGEST_CELL:,} characters; is a quotation mark not closed"
+    "field larger than field limit (131072)": (
+        "a cell has more than 131,072 characters; perhaps nothing closes a quotation mark in it"
     ),
 }
-"""Errors of the csv module of which a quotation mark can be the reason, and what is said then."""
+"""What is said in place of errors of the csv module."""
 
 _BLOCK = 2**17
 """Cells of a CSV table that are held as text at once."""
@@ -188,7 +187,7 @@ def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Ta
     The text is UTF-8, UTF-16 with its mark, or, with a warning, Windows-1252.
     """
     if not raw.strip():
-        raise Unusable("empty_file", "The file is empty: it has no header.")
+        raise Unusable("empty_file", _NO_HEADER)
 
     # Spreadsheets write a mark of the byte order, which utf-8-sig removes.
     has_two_bytes = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -220,20 +219,22 @@ def _read_text(raw: bytes, encoding: str, place: FindingPlace, sought: Sought, l
     reader = None
     try:
         text = io.TextIOWrapper(io.BytesIO(raw), encoding=encoding, newline="")
-        first = _next_line(text)
-        is_mark = _MARK_OF_DELIMITER.fullmatch(first.strip()) is not None
-        if is_mark:
-            first = _next_line(text)
+        first = text.readline(_LONGEST_HEADER)
+        while first and not first.strip():
+            first = text.readline(_LONGEST_HEADER)
 
         # Where a comma is the decimal point, spreadsheets write semicolons.
-        delimiter = _find_delimiter(first, sought)
+        mark = _MARK_OF_DELIMITER.fullmatch(first.strip("\r\n "))
+        delimiter = _find_delimiter(first, sought) if mark is None else mark[1]
         text.seek(0)
         reader = csv.reader(text, delimiter=delimiter, strict=True)
         filled = (row for row in reader if "".join(row).strip())
-        if is_mark:
+        if mark is not None:
             next(filled)
 
-        header = next(filled)
+        header = next(filled, None)
+        if header is None:
+            raise Unusable("empty_file", _NO_HEADER)
         if _are_values(header):
             shown = listed(map(printable, header), 5)
             message = f"The first line holds values, not names of columns: {shown}."
@@ -247,22 +248,14 @@ def _read_text(raw: bytes, encoding: str, place: FindingPlace, sought: Sought, l
         table = replace(table, delimiter=delimiter)
         return _without_unnamed(table, header)
     except csv.Error as error:
+        # Everything after a quotation mark that nothing closes is one cell, up to the next one.
         line = reader.line_num if reader else 1
-        message = f"Line {line} cannot be read: {error}."
-        # Everything after a quotation mark that nothing closes is one cell.
-        if str(error) in _OPEN_QUOTATION:
-            line = _last_begun(raw.decode(encoding), delimiter)
-            message = f"Line {line} cannot be read: {_OPEN_QUOTATION[str(error)]}."
+        begun = _last_begun(raw.decode(encoding), delimiter)
+        reason = _REASONS.get(str(error), str(error))
+        if begun < line and str(error) not in _REASONS:
+            reason = f"perhaps nothing closes a quotation mark in it (line {line}: {error})"
 
-        raise Unusable("broken_table", message) from error
-
-
-def _next_line(text: io.TextIOWrapper) -> str:
-    """Return the next line that is not blank; empty at the end of the file."""
-    line = text.readline(_LONGEST_HEADER)
-    while line and not line.strip():
-        line = text.readline(_LONGEST_HEADER)
-    return line
+        raise Unusable("broken_table", f"Line {begun} cannot be read: {reason}.") from error
 
 
 def _last_begun(text: str, delimiter: str) -> int:

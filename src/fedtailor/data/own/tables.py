@@ -438,9 +438,15 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
             elif name not in names and name not in extra:
                 have = "has" if count == 1 else "have"
                 message = f"No column {quoted(name)}: {count} of {total} tables {have} it."
-                other = _similar(name, rare)
+                apart = [other for other in rare if not _share_a_table(name, other, tables)]
+                other = _similar(name, apart)
                 hint = f" Is it {quoted(other)} here? Then rename it." if other else ""
                 table.table.place.add("missing_column", message + hint)
+
+
+def _share_a_table(name: str, other: str, tables: Sequence[_SiteTable]) -> bool:
+    """Return whether a table has both columns, which then are different ones."""
+    return any({name, other}.issubset(table.used) for table in tables)
 
 
 def _similar(name: str, others: Sequence[str]) -> str:

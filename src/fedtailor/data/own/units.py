@@ -31,8 +31,11 @@ _NEAR = 1.3
 """The medians of two sites may differ by this factor beside their units."""
 _SPREADS_NEAR = 1.7
 """The same of the distances of their quartiles."""
-_DEVIATIONS_NEAR = 3.0
-"""The same where only the standard deviation is known: a few values far away make it large."""
+_ROUGH_SPREADS_NEAR = 3.0
+"""The same for training, of which the spread is known roughly: a few values far away make a
+standard deviation large."""
+_LEVELS_OF_BINS = (5, 9)
+"""Numbers of knots without scores that are at shares as far apart; others had equal ones."""
 
 
 def find_units(name: str, filled: Mapping[str, np.ndarray]) -> Iterator[Finding]:
@@ -79,7 +82,7 @@ def compare_with_training(name: str, cells: np.ndarray, there: np.ndarray) -> It
         there: its quantiles in training (5,), see :func:`quantiles_in_training`.
     """
     here = _quantiles(cells[~np.isnan(cells)])
-    factor = None if here is None else _factor_between(here, there, _DEVIATIONS_NEAR)
+    factor = None if here is None else _factor_between(here, there, _ROUGH_SPREADS_NEAR)
     if here is not None and factor is not None:
         message = (
             f"Column {quoted(name)} is {_ratio(here[2], there[2])} here (median {here[2]:.4g}) as "
@@ -101,8 +104,10 @@ def quantiles_in_training(columns: Columns, std: np.ndarray) -> dict[str, np.nda
     """
     usual = {}
     start = 0
+    has_each = len(std) == len(columns.feature_names)
     for column in columns.columns:
-        deviation = float(std[start]) if len(std) > 1 else 0.0
+        # Features that are not normalized are divided by 1.
+        deviation = float(std[start]) if has_each and std[start] != 1 else 0.0
         start += column.width
         if column.kind == "number":
             usual[column.name] = _quantiles_of_column(column, deviation)
@@ -112,13 +117,18 @@ def quantiles_in_training(columns: Columns, std: np.ndarray) -> dict[str, np.nda
 
 def _quantiles_of_column(column: Column, deviation: float) -> np.ndarray:
     """Return quantiles (5,) of a column of numbers; all the same where nothing is known of them."""
-    quantiles: np.ndarray = float(column.fill) + deviation * _NORMAL_SCORES
+    median = float(column.fill)
     if column.scores:
-        quantiles = np.interp(_NORMAL_SCORES, column.scores, column.knots)
-    elif column.knots:
+        quantiles: np.ndarray = np.interp(_NORMAL_SCORES, column.scores, column.knots)
+    elif len(column.knots) in _LEVELS_OF_BINS:
         levels = np.linspace(0.0, 1.0, len(column.knots))
         quantiles = np.interp(_LEVELS, levels, column.knots)
+    elif column.knots:
+        quantiles = np.full(len(_LEVELS), median)
+    else:
+        quantiles = median + deviation * _NORMAL_SCORES
 
+    quantiles[2] = median
     return quantiles
 
 

@@ -33,7 +33,7 @@ class Natural(Partition):
         present, by_domain = _by_domain(self, annotations)
         if clients > len(present):
             allowed = f"at most {len(present)} clients, one for each domain (or site) with examples"
-            got = f"{clients} clients (were data of some of them moved?)"
+            got = f"{clients} clients (was the data of some moved?)"
             raise self.impossible(allowed, got)
         return by_domain[:clients]
 
