@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -24,7 +24,9 @@ from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, Decimal
 from fedtailor.data.dataset import Dataset, EncoderRecord, InputKind, Normalization
 from fedtailor.data.options import DataOptions
-from fedtailor.data.own.like import TrainingTables
+
+if TYPE_CHECKING:
+    from fedtailor.data.own.like import TrainingTables
 
 INPUTS_VERSION = 1
 """Of the two files."""
@@ -90,6 +92,9 @@ class InputSpecification:
     @property
     def training_tables(self) -> TrainingTables | None:
         """What is known of the tables in training; None if the data were none."""
+        # A run without tables loads no reader of tables.
+        from fedtailor.data.own.like import TrainingTables
+
         if self.columns is None:
             return None
 
