@@ -4,6 +4,10 @@ import os
 import signal
 from pathlib import Path
 
+# Before the libraries of NumPy and PyTorch are loaded, here and in processes that tests start:
+# threads of two tests at once would wait for each other, and take twice the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from jaxtyping import install_import_hook
 
 # Before these modules are imported: their shape annotations are enforced while tests run. Not all
