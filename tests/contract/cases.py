@@ -88,7 +88,7 @@ def cases(check, models=None, some=(), every=1, **varied):
     Args:
         check: the name of the check.
         models: the kinds of models; None: the usual one. If ``FULL``, all kinds.
-        some: kinds of models for every fourth algorithm only.
+        some: kinds of models for every eighth algorithm only.
         every: 2 takes every second algorithm, and so on. If ``FULL``, all.
         varied: one more parameter, with its values. A case has one of the values, in turn. If
             ``FULL``, it has all.
@@ -107,7 +107,7 @@ def cases(check, models=None, some=(), every=1, **varied):
     for turn, algorithm in enumerate(ALGORITHMS):
         if not FULL and turn % every:
             continue
-        quick = (*(models or (usual(algorithm),)), *(some if turn % 4 == 0 else ()))
+        quick = (*(models or (usual(algorithm),)), *(some if turn % 8 == 0 else ()))
         for model in TASKS if FULL else quick:
             if not varied:
                 parameters.append(case(algorithm, model))

@@ -114,7 +114,12 @@ def test_the_server_has_the_means_of_a_simulation_and_no_score_of_a_site(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "evaluation", [{"select": "best"}, {"patience": 1}, {"select": "best", "patience": 1}]
+    "evaluation",
+    [
+        pytest.param({"select": "best"}, marks=pytest.mark.slow),
+        pytest.param({"patience": 1}, marks=pytest.mark.slow),
+        {"select": "best", "patience": 1},
+    ],
 )
 def test_validation_scores_decide_as_in_a_simulation(tmp_path, evaluation):
     evaluation = {"every": 1, "personalized_every": 1, **evaluation}

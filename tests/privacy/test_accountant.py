@@ -61,7 +61,7 @@ def test_the_noise_for_a_budget_keeps_it_and_is_not_wasted(epsilon, plan):
 @pytest.mark.parametrize(
     ("epsilon", "delta", "plan"),
     [
-        (2.0, 1e-5, [(0.05, 100)]),
+        pytest.param(2.0, 1e-5, [(0.05, 100)], marks=pytest.mark.slow),
         pytest.param(4.0, 1e-3, [(16 / 133, 15)], marks=pytest.mark.slow),
         (1e9, 1e-5, [(1.0, 5)]),
         (0.01, 1e-5, [(1.0, 30)]),
