@@ -91,7 +91,7 @@ def figure(paper: Paper, table: str, records: Sequence[Record]) -> Figure:
                 Panel(
                     chart=_chart(points, labels),
                     title=f"{column}: {method}",
-                    subtitle=f"{share:.0f} % of the variance is within classes",
+                    subtitle=f"{share:.1f} % of the variance is within classes",
                 )
             )
 
