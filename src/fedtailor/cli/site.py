@@ -315,4 +315,5 @@ def adapt(
     version = add_version(folder, lambda path: write_adapted(path, records, adapted))
 
     record = {"version": version.number, "run": str(version.path), "adapted": adapted.facts}
+    record["notes"] = list(adapted.notes)
     print_result(record, json, show_adapted)

@@ -75,6 +75,8 @@ class AdaptedModel(NamedTuple):
     """What was done, ready for JSON."""
     paths: tuple[str, ...]
     """Of the inputs."""
+    notes: tuple[str, ...] = ()
+    """Warnings on labelled inputs, in sentences."""
 
 
 def adapt_client(
@@ -247,7 +249,6 @@ def _adapt_to_labels(
     means, prior = blended(z, labels, tree.means.double(), task.prior, blend)
     facts = {
         "to": "labels",
-        "notes": [note for site in sites for note in site.warnings],
         "inputs": len(labels),
         "loss": {"before": float(before.mean()), "after": float(after.mean())},
         "blend": blend._asdict(),
@@ -255,7 +256,10 @@ def _adapt_to_labels(
     }
     personal = algorithm.with_gaussians(tree, means, prior)
     new = make_model(load_method(records), int(model.card["number"]), personal, model.card)
-    return AdaptedModel(personal, _card(model, facts), signals(new, [x]), facts, tuple(paths))
+    # Cards travel with models, and warnings can name medians of the inputs.
+    notes = tuple(note for site in sites for note in site.warnings)
+    held_out = signals(new, [x])
+    return AdaptedModel(personal, _card(model, facts), held_out, facts, tuple(paths), notes)
 
 
 class _Task(NamedTuple):
@@ -390,6 +394,7 @@ def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> dict
         "site": name,
         "round": adapted.card.get("round"),
         "adapted": adapted.facts,
+        "notes": list(adapted.notes),
     }
     with RunFolder.create(out, config=to_toml(method.config), provenance=origin) as folder:
         folder.write_split(split)

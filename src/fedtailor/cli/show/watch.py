@@ -82,7 +82,7 @@ def show_adapted(record: Mapping[str, Any]) -> None:
         what += f"probabilities fell from {loss}."
 
     _show_class_mix(facts["class_mix"], ("before", "now"))
-    for note in facts.get("notes", ()):
+    for note in record["notes"]:
         say(line_of_note(note))
 
     say(what)
