@@ -17,7 +17,7 @@ from data import digit_files
 from data.digit_files import TEST, TRAIN, idx_bytes, leaf, mat_bytes
 from fedtailor.core.errors import DataError
 from fedtailor.data import files, load_dataset, pictures
-from fedtailor.data.datasets import cifar, mnist, sun397, synthetic
+from fedtailor.data.datasets import mnist, sun397, synthetic
 from fedtailor.data.pictures import square
 
 CIFAR = "cifar-10-batches-py/data_batch_1"
@@ -145,10 +145,13 @@ class Reduce:
         return self.call
 
 
-def pickle_refusal(raw: bytes) -> str:
+def pickle_refusal(raw: bytes, folder: Path) -> str:
+    path = folder / CIFAR
+    path.parent.mkdir()
+    path.write_bytes(raw)
     with pytest.raises(DataError) as caught:
-        cifar._read(raw, Path("folder/data_batch_1"), ["labels"])
-    assert caught.value.path == "folder/data_batch_1"
+        load_dataset("cifar10", folder)
+    assert caught.value.path == str(path)
     return caught.value.message
 
 
@@ -156,7 +159,7 @@ def pickle_refusal(raw: bytes) -> str:
 def test_a_call_is_refused_and_never_made(tmp_path: Path, protocol: int) -> None:
     victim = tmp_path / "created"
     raw = pickle.dumps({"data": Reduce(os.system, f"touch {victim}")}, protocol=protocol)
-    assert f"'{os.name}.system'" in pickle_refusal(raw)
+    assert f"'{os.name}.system'" in pickle_refusal(raw, tmp_path)
     assert not victim.exists()
 
 
@@ -170,8 +173,8 @@ def test_a_call_is_refused_and_never_made(tmp_path: Path, protocol: int) -> None
         (Path(), "Path"),
     ],
 )
-def test_other_names_are_refused(value: object, name: str) -> None:
-    assert name in pickle_refusal(pickle.dumps({"data": value}))
+def test_other_names_are_refused(tmp_path: Path, value: object, name: str) -> None:
+    assert name in pickle_refusal(pickle.dumps({"data": value}), tmp_path)
 
 
 # The parts of a pickle by hand: a dtype u1, and an array of it with another state.
@@ -200,8 +203,8 @@ ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntC\x01btR
     ],
     ids=map(str, range(14)),
 )
-def test_damaged_pickles_are_refused(raw: bytes) -> None:
-    pickle_refusal(raw)
+def test_damaged_pickles_are_refused(tmp_path: Path, raw: bytes) -> None:
+    pickle_refusal(raw, tmp_path)
 
 
 # SVHN, SynDigits, USPS, MNIST-M.

@@ -61,6 +61,8 @@ class Files:
         self.report = report
         self.sources: dict[str, str] = {}
         """SHA-256 of every file read, by its path in the data folder."""
+        self.last = folder
+        """The file that was read last."""
 
     def find(self, *relative_paths: str) -> Path:
         """Return the first of some paths in the data folder at which there is a file.
@@ -81,6 +83,7 @@ class Files:
         Raises:
             DataError: it cannot be read, or is larger than ``MAX_BYTES``.
         """
+        self.last = path
         return read_bytes(path, self.sources, folder=self.folder)
 
     def read_text(self, path: Path) -> str:

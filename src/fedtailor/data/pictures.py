@@ -52,6 +52,7 @@ def read_pictures(
     pixels = np.empty((len(paths), side, side, 3), np.uint8)
     digest = hashlib.sha256()
     for row, path in enumerate(paths):
+        files.last = path
         raw = read_file(path, limit=MAX_BYTES)
         image = np.asarray(decode_picture(raw, path, formats))
         if crops:

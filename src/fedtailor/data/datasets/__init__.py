@@ -12,6 +12,8 @@ import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+from fedtailor.core.errors import FedtailorError
+
 if TYPE_CHECKING:
     from fedtailor.data.dataset import Dataset
     from fedtailor.data.files import Files
@@ -60,9 +62,21 @@ class KnownDataset(NamedTuple):
     """Whether the reader was tested on the original files, or on synthetic files only."""
 
     def load(self, files: Files) -> Dataset:
-        """Import the reader, and read the files."""
+        """Import the reader, and read the files.
+
+        Raises:
+            DataError: a file is missing or damaged. Whatever a reader raises is about the file that
+                it read last.
+        """
+        from fedtailor.data.files import wrong_content
+
         read = pkgutil.resolve_name(f"{__name__}.{self.reader}")
-        return cast("Dataset", read(files))
+        try:
+            return cast("Dataset", read(files))
+        except FedtailorError:
+            raise
+        except Exception as error:  # damaged content raises many kinds of exceptions
+            raise wrong_content(files.last, "an intact file", error) from error
 
 
 _KRIZHEVSKY = (

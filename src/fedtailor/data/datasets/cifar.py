@@ -117,17 +117,12 @@ def _check_nested(subclasses: np.ndarray, names: Sequence[str], dataset: Dataset
 
 def _read(raw: bytes, path: Path, kinds: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return pixels (rows, 3072) and labels (rows,) of every kind from a pickled batch."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what Python 2 wrote in another way
-            batch = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what Python 2 wrote in another way
+        batch = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
 
-        pixels = np.asarray(batch["data"])
-        labels = {kind: np.asarray(batch[kind]) for kind in kinds}
-    except Exception as error:  # damaged or hostile content can raise any exception
-        allowed = f"a pickle of a dict with arrays and lists data, {', '.join(kinds)}"
-        raise wrong_content(path, allowed, error) from error
-
+    pixels = np.asarray(batch["data"])
+    labels = {kind: np.asarray(batch[kind]) for kind in kinds}
     if pixels.dtype != np.uint8 or pixels.shape[1:] != (_PIXELS,):
         got = f"{pixels.dtype} {pixels.shape}"
         raise wrong_content(path, f"'data' as bytes of shape (rows, {_PIXELS})", got)

@@ -74,7 +74,7 @@ def load(files: Files) -> Dataset:
 
 def _read_windows(raw: bytes, path: Path) -> np.ndarray:
     """Return the features of the windows (rows, 561), float32."""
-    windows = _read_numbers(raw, path, np.float32)
+    windows = _read_numbers(raw, np.float32)
     if windows.shape[1:] != (_FEATURES,):
         allowed = f"{_FEATURES} numbers in every line"
         raise wrong_content(path, allowed, f"an array {windows.shape}")
@@ -87,7 +87,7 @@ def _read_windows(raw: bytes, path: Path) -> np.ndarray:
 
 def _read_column(raw: bytes, path: Path, rows: int, most: int) -> np.ndarray:
     """Return whole numbers from 1 to ``most``, counted from 0: (rows,)."""
-    numbers = _read_numbers(raw, path, np.int64)
+    numbers = _read_numbers(raw, np.int64)
     if numbers.shape != (rows, 1):
         raise wrong_content(path, f"{rows} lines with one number", f"an array {numbers.shape}")
 
@@ -99,14 +99,11 @@ def _read_column(raw: bytes, path: Path, rows: int, most: int) -> np.ndarray:
     return numbers[:, 0] - 1
 
 
-def _read_numbers(raw: bytes, path: Path, kind: type[np.generic]) -> np.ndarray:
+def _read_numbers(raw: bytes, kind: type[np.generic]) -> np.ndarray:
     """Return the numbers of all lines (rows, columns)."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # an empty file is a warning
-            return np.loadtxt(io.BytesIO(raw), dtype=kind, ndmin=2, comments=None)
-    except (ValueError, UserWarning, DeprecationWarning) as error:
-        raise wrong_content(path, "lines of numbers divided by blanks", error) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an empty file is a warning
+        return np.loadtxt(io.BytesIO(raw), dtype=kind, ndmin=2, comments=None)
 
 
 def _runs(person: np.ndarray, activity: np.ndarray) -> np.ndarray:

@@ -73,10 +73,7 @@ def _read(text: str, path: Path) -> np.ndarray:
             allowed = f"{len(_COLUMNS) + 1} values divided by commas in line {number}"
             raise wrong_content(path, allowed, f"{len(cells)}")
 
-        try:
-            rows.append([float("nan" if cell.strip() == "?" else cell) for cell in cells])
-        except ValueError as error:
-            raise wrong_content(path, f"numbers or ? in line {number}", error) from error
+        rows.append([float("nan" if cell.strip() == "?" else cell) for cell in cells])
 
     if not rows:
         raise wrong_content(path, "a line for each patient", "none")

@@ -17,9 +17,9 @@ from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, wrong_content
 from fedtailor.data.own.archives import read_archive
-from fedtailor.data.own.findings import Unusable
 
 _PARTS = ("train", "val", "test")
+_ARRAYS = [f"{part}_{content}" for part in _PARTS for content in ("images", "labels")]
 _SIDE = 28
 
 _ORGANS = (
@@ -65,7 +65,7 @@ def load(files: Files) -> Dataset:
         DataError: the file is missing or damaged.
     """
     path = files.find(f"MedMNIST/{files.dataset}.npz", f"{files.dataset}.npz")
-    arrays = _read_arrays(files.read(path), path)
+    arrays, _ = read_archive(files.read(path), _ARRAYS, limit=MAX_BYTES)
     classes = _CLASSES[files.dataset].split(", ")
     channels = 3 if files.dataset in _COLOR else 1
 
@@ -77,20 +77,6 @@ def load(files: Files) -> Dataset:
         parts.append(ImagePart(images, labels))
 
     return join_parts(files, parts, classes)
-
-
-def _read_arrays(raw: bytes, path: Path) -> dict[str, np.ndarray]:
-    """Return the six arrays of an archive by name."""
-    names = [f"{part}_{content}" for part in _PARTS for content in ("images", "labels")]
-    allowed = f"a NumPy archive with the arrays {', '.join(names)}"
-    try:
-        arrays, present = read_archive(raw, names, limit=MAX_BYTES)
-    except Unusable as error:
-        raise wrong_content(path, allowed, error) from error
-
-    if len(arrays) < len(names):
-        raise wrong_content(path, allowed, f"the arrays {', '.join(present) or 'of none'}")
-    return arrays
 
 
 def _images(path: Path, name: str, arrays: Mapping[str, np.ndarray], channels: int) -> np.ndarray:

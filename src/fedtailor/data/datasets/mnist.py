@@ -15,7 +15,6 @@ import io
 import math
 import string
 import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -149,23 +148,18 @@ def _read_idx(files: Files, paths: Sequence[str], axes: int) -> tuple[np.ndarray
     if path.suffix == ".gz":
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=stream))
 
-    try:
-        magic = stream.read(4)
-        if magic != bytes((0, 0, 8, axes)):
-            raise wrong_content(
-                path, f"an IDX file of {axes} axes", f"the magic number 0x{magic.hex()}"
-            )
+    magic = stream.read(4)
+    if magic != bytes((0, 0, 8, axes)):
+        got = f"the magic number 0x{magic.hex()}"
+        raise wrong_content(path, f"an IDX file of {axes} axes", got)
 
-        shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
-        size = math.prod(shape)
-        if size > MAX_BYTES:
-            raise wrong_content(path, f"at most {MAX_BYTES} values", size)
+    shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
+    size = math.prod(shape)
+    if size > MAX_BYTES:
+        raise wrong_content(path, f"at most {MAX_BYTES} values", size)
 
-        # One byte more than it says, to notice a longer file.
-        values = stream.read(size + 1)
-    except (EOFError, OSError, zlib.error, struct.error) as error:
-        raise wrong_content(path, "an intact file", error) from error
-
+    # One byte more than it says, to notice a longer file.
+    values = stream.read(size + 1)
     if len(values) != size:
         raise wrong_content(path, f"{size} values, as its header announces", "more or fewer")
     return np.frombuffer(values, np.uint8).reshape(shape), path

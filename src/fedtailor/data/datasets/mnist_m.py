@@ -13,7 +13,6 @@ import dataclasses
 import io
 import re
 import string
-from pathlib import Path
 
 import numpy as np
 
@@ -42,24 +41,16 @@ def _read_arrays(files: Files, part: str) -> ImagePart:
     """Return images (rows, 32, 32, 3) and labels (rows,) from two NumPy files."""
     release = f"MNIST-M/mnist_m_{part}_labels.txt"
     path = files.find(f"MNIST-M/{part}_images.npy", release)
-    images = _read_npy(files, path)
+    # An array of Python objects would be a pickle.
+    images = np.load(io.BytesIO(files.read(path)), allow_pickle=False)
     if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE, 3) or not len(images):
         raise wrong_content(path, "bytes (rows, 32, 32, 3)", f"{images.dtype} {images.shape}")
 
     path = files.find(f"MNIST-M/{part}_labels.npy", release)
-    labels = check_labels(_read_npy(files, path), 10, where=str(path))
+    numbers = np.load(io.BytesIO(files.read(path)), allow_pickle=False)
+    labels = check_labels(numbers, 10, where=str(path))
     check_count(path, labels, images)
     return ImagePart(images, labels)
-
-
-def _read_npy(files: Files, path: Path) -> np.ndarray:
-    """Return the array of a file; one of Python objects, which would be a pickle, is refused."""
-    raw = files.read(path)
-    try:
-        return np.asarray(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
-    except Exception as error:  # damaged headers raise many kinds of exceptions
-        allowed = "an intact array of numbers"
-        raise wrong_content(path, allowed, error) from error
 
 
 def _read_pictures(files: Files, part: str) -> ImagePart:

@@ -83,15 +83,12 @@ def load(files: Files) -> Dataset:
 def _read_table(files: Files, path: Path) -> list[dict[str, str]]:
     """Return the rows of the hierarchy by column."""
     lines = files.read_text(path).splitlines()
-    try:
-        for delimiter in ",;\t":  # spreadsheets use different ones in different languages
-            table = list(csv.reader(lines, delimiter=delimiter))
-            for start, header in enumerate(table[:5], 1):
-                if set(header) >= _COLUMNS:
-                    rows = [row for row in table[start:] if any(row)]
-                    return [dict(zip(header, row, strict=False)) for row in rows]
-    except csv.Error as error:
-        raise wrong_content(path, "a table as CSV", error) from error
+    for delimiter in ",;\t":  # spreadsheets use different ones in different languages
+        table = list(csv.reader(lines, delimiter=delimiter))
+        for start, header in enumerate(table[:5], 1):
+            if set(header) >= _COLUMNS:
+                rows = [row for row in table[start:] if any(row)]
+                return [dict(zip(header, row, strict=False)) for row in rows]
 
     allowed = f"a table with the columns {', '.join(sorted(_COLUMNS))}"
     raise wrong_content(path, allowed, f"a file that begins with {lines[:1]}")

@@ -38,13 +38,9 @@ def load(files: Files) -> Dataset:
 
 def _read(path: Path) -> ImagePart:
     """Return images (rows, 32, 32, 3), a view that is not contiguous, and digits (rows,)."""
-    try:
-        variables = loadmat(str(path), variable_names=("X", "y"))
-        images = variables["X"].transpose(3, 0, 1, 2)
-        labels = variables["y"].reshape(-1)
-    except Exception as error:  # damaged content raises many kinds of exceptions
-        allowed = "an intact MATLAB file of version 5 to 7.2 with arrays of numbers X and y"
-        raise wrong_content(path, allowed, error) from error
+    variables = loadmat(str(path), variable_names=("X", "y"))
+    images = variables["X"].transpose(3, 0, 1, 2)
+    labels = variables["y"].reshape(-1)
 
     if images.dtype != np.uint8 or images.shape[1:] != _IMAGE or not len(images):
         raise wrong_content(
