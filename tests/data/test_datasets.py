@@ -121,17 +121,6 @@ def test_coarse_labels_with_fine_ones_as_subclasses(
     assert [fine.class_names[label] for label in (0, 89)] == ["apple", "tractor"]
 
 
-def test_a_fine_class_in_two_coarse_ones_is_refused(
-    tmp_path: Path, generator: np.random.Generator
-) -> None:
-    digit_files.write_cifar100(tmp_path, generator)
-    path = tmp_path / "cifar-100-python/test"
-    batch = pickle.loads(path.read_bytes())
-    path.write_bytes(pickle.dumps({**batch, "coarse_labels": [4, 2, 19]}))
-    with pytest.raises(DataError, match="aquarium_fish"):
-        load_dataset("cifar100_coarse", tmp_path)
-
-
 # Hostile and damaged pickles: refused by name, nothing is run.
 
 
@@ -555,7 +544,6 @@ def window_lines(value: str, columns: int = 561) -> bytes:
         ("usps", "USPS/usps.bz2", usps_text(last="256:x")),
         ("femnist", "femnist/train/all_data_2.json", leaf_json(users=["v"])),
         ("femnist", "femnist/train/all_data_2.json", leaf_json(users=["w", "w"])),
-        ("femnist", "femnist/train/all_data_2.json", leaf_json(users=[])),
         ("femnist", "femnist/train/all_data_2.json", leaf_entry([ROW], 7)),
         ("femnist", "femnist/train/all_data_2.json", leaf_entry([ROW], None)),
         ("femnist", "femnist/train/all_data_2.json", leaf_json(user_data=[])),
@@ -596,8 +584,6 @@ def window_lines(value: str, columns: int = 561) -> bytes:
         ("heart", HEART, patient(",0\n", ",0.5\n")),
         ("heart", HEART, patient(",0\n", ",?\n")),
         ("heart", HEART, patient("145.0", "high")),
-        ("heart", HEART, patient("145.0", "inf")),
-        ("heart", HEART, patient("145.0", "1e300")),
         ("heart", HEART, b"age,sex\n" + patient("", "")),
         ("har", X_TEST, window_lines("0.5", 560)),
         ("har", X_TEST, window_lines("1.5")),
@@ -610,7 +596,7 @@ def window_lines(value: str, columns: int = 561) -> bytes:
         ("har", Y_TEST, b"1\n2\n"),
         ("har", "UCI HAR Dataset/test/subject_test.txt", b"2\n2\n31\n"),
     ],
-    ids=map(str, range(78)),
+    ids=map(str, range(75)),
 )
 def test_content_that_makes_no_sense_is_refused(
     tmp_path: Path, generator: np.random.Generator, name: str, place: str, raw: bytes

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import Files, check_count, wrong_content
@@ -71,8 +70,7 @@ def load(files: Files) -> Dataset:
     """Load CIFAR-10, CIFAR-100, or CIFAR-100 with its coarse labels and fine ones as subclasses.
 
     Raises:
-        DataError: a file is missing or damaged, a pickle asks for more than arrays, or a fine label
-            goes with two coarse ones.
+        DataError: a file is missing or damaged, or a pickle asks for more than arrays.
     """
     folder, kinds = _KINDS[files.dataset]
 
@@ -96,23 +94,8 @@ def load(files: Files) -> Dataset:
         return dataset
 
     subclasses = np.concatenate(columns["fine_labels"])
-    names = _NAMES["fine_labels"]
-    _check_nested(subclasses, names, dataset)
-    return dataclasses.replace(dataset, subclasses=subclasses, subclass_names=tuple(names))
-
-
-def _check_nested(subclasses: np.ndarray, names: Sequence[str], dataset: Dataset) -> None:
-    """Check that all images of a subclass have the same label."""
-    pairs = np.unique(np.column_stack([subclasses, dataset.y]), axis=0)
-    present, counts = np.unique(pairs[:, 0], return_counts=True)
-    if counts.max() > 1:
-        name = names[present[counts.argmax()]]
-        allowed = "each fine label within one coarse label"
-        raise DataError(
-            f"data set '{dataset.name}': expected {allowed}, got '{name}' in several.",
-            allowed=allowed,
-            got=name,
-        )
+    names = tuple(_NAMES["fine_labels"])
+    return dataclasses.replace(dataset, subclasses=subclasses, subclass_names=names)
 
 
 def _read(raw: bytes, path: Path, kinds: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.data.dataset import AS_THEY_ARE, Dataset
+from fedtailor.data.dataset import AS_THEY_ARE, Dataset, check_labels
 from fedtailor.data.files import Files, wrong_content
 
 _FOLDER = "UCI HAR Dataset"
@@ -91,12 +91,7 @@ def _read_column(raw: bytes, path: Path, rows: int, most: int) -> np.ndarray:
     if numbers.shape != (rows, 1):
         raise wrong_content(path, f"{rows} lines with one number", f"an array {numbers.shape}")
 
-    wrong = np.flatnonzero((numbers < 1) | (numbers > most))
-    if len(wrong):
-        got = f"{numbers[wrong[0], 0]} in line {wrong[0] + 1}"
-        raise wrong_content(path, f"numbers from 1 to {most}", got)
-
-    return numbers[:, 0] - 1
+    return check_labels(numbers[:, 0] - 1, most, where=str(path))
 
 
 def _read_numbers(raw: bytes, kind: type[np.generic]) -> np.ndarray:

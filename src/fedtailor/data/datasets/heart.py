@@ -80,11 +80,6 @@ def _read(text: str, path: Path) -> np.ndarray:
 
     table = np.array(rows)
     table[table == _NOT_MEASURED] = np.nan
-    wrong = np.flatnonzero(~np.isin(table[:, -1], _DIAGNOSES))
-    if len(wrong):
-        allowed = f"a diagnosis from 0 to 4 at the end of line {wrong[0] + 1}"
-        raise wrong_content(path, allowed, table[wrong[0], -1])
-    if np.isinf(table).any() or np.abs(np.nan_to_num(table)).max() > np.finfo(np.float32).max:
-        raise wrong_content(path, "finite numbers", "infinity")
-
+    if not np.isin(table[:, -1], _DIAGNOSES).all():  # an empty one would count as healthy
+        raise wrong_content(path, "diagnoses from 0 to 4", "another")
     return table

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,6 @@ def _read(raw: bytes, path: Path, convert: Convert) -> Iterator[tuple[str, np.nd
     content = json.loads(raw)
     users = list(map(str, content["users"]))
     entries = content["user_data"]
-    _check_names(users, entries)
     for user in users:
         entry = entries[user]
         x = entry.get("x") if isinstance(entry, dict) else None
@@ -158,17 +157,6 @@ def _read(raw: bytes, path: Path, convert: Convert) -> Iterator[tuple[str, np.nd
 
         examples, labels = convert(path, user, x, y)
         yield user, examples, labels
-
-
-def _check_names(users: Sequence[str], entries: Mapping[str, Any]) -> None:
-    """Check that every user has one entry; others have no examples (LEAF keeps empty ones)."""
-    names = set(users)
-    if len(names) < len(users):
-        raise ValueError("'users' has a name twice")
-
-    others = [user for user, entry in entries.items() if user not in names and entry["y"]]
-    if others or not names <= entries.keys():
-        raise ValueError("'users' and 'user_data' name different users")
 
 
 def _images(path: Path, writer: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:

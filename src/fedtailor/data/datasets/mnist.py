@@ -21,7 +21,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from fedtailor.data.dataset import Dataset, Normalization
+from fedtailor.data.dataset import Dataset, Normalization, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, wrong_content
 
@@ -129,12 +129,7 @@ def _read_part(
 
     numbers, path = _read_idx(files, [template.format("labels-idx1") for template in paths], 1)
     check_count(path, numbers, images)
-    labels = numbers.astype(np.int64) - first
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if len(wrong):
-        allowed = f"labels from {first} to {first + num_classes - 1}"
-        raise wrong_content(path, allowed, f"{numbers[wrong[0]]} at row {wrong[0]}")
-
+    labels = check_labels(numbers.astype(np.int64) - first, num_classes, where=str(path))
     return ImagePart(images[..., None], labels)
 
 
