@@ -65,14 +65,3 @@ def test_what_is_no_split_is_refused(tmp_path: Path, content: bytes | None) -> N
     with pytest.raises(DataError) as caught:
         read_split(path)
     assert caught.value.path == str(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"clients": 1}, {"new_clients": True}, {"conditions": None}, {"options": []}, {"dataset": 1}],
-)
-def test_entries_of_another_type_are_named(
-    tmp_path: Path, record: SplitRecord, change: dict[str, Any]
-) -> None:
-    with pytest.raises(DataError, match=f"'{next(iter(change))}'"):
-        read_split(write(tmp_path / "split.json", {**record, **change}))

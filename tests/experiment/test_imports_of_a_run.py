@@ -36,7 +36,7 @@ def modules_after(folder, *arguments):
 @pytest.mark.parametrize("engine", [pytest.param("reference", marks=pytest.mark.slow), "auto"])
 def test_a_run_of_digits_loads_no_other_engine_and_no_other_data(tmp_path, engine):
     modules = modules_after(tmp_path, "-a", "fedavg", "-d", "digits", "--engine", engine)
-    unused = ("data.corruptions", "data.own", "data.split_files", "report")
+    unused = ("data.corruptions", "data.own", "report")
     unused += tuple(
         f"simulation.engines.{name}"
         for name in ("batched", "processes", "child", "mapped_tables", "worker_process")

@@ -21,7 +21,8 @@ from faults import mutations
 from fedtailor.core.atomic import to_json
 from fedtailor.core.errors import FedtailorError
 from fedtailor.data import cache, load_dataset
-from fedtailor.data.split_files import read_split_file
+from fedtailor.data.build import DataOptions
+from fedtailor.data.division import divide
 from fedtailor.experiment.config import load_config, make_config, to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.predictions import read_predictions
@@ -150,7 +151,7 @@ def targets(corpus):
     found.append(
         (
             corpus / "split.json",
-            lambda path: read_split_file(path, dataset),
+            lambda path: divide(DataOptions(split=str(path)), run_seed=0, dataset=dataset),
             corpus / "split.json",
             None,
         )

@@ -15,13 +15,14 @@ import numpy as np
 
 from fedtailor.core.errors import DataError, find_name
 from fedtailor.core.options import wrong_value
+from fedtailor.core.reading import content_of
 from fedtailor.data import load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.files import Report, to_nobody
 from fedtailor.data.options import DataOptions, TestPolicy, refuse_too_many_new
 from fedtailor.data.partitions import parse_partition
 from fedtailor.data.partitions.base import Partition, count_units, divide_groups
-from fedtailor.data.split import ClientPositions
+from fedtailor.data.split import ClientPositions, ClientRecord, read_split, refuse_split
 
 _DEFAULT_CLIENTS = 20
 _LEAST_PER_CLIENT = 20
@@ -135,27 +136,62 @@ def load_for(options: DataOptions, report: Report) -> Dataset:
 
 def _from_file(dataset: Dataset, options: DataOptions) -> Division:
     """Return the division that a split file describes."""
-    from fedtailor.data.split_files import read_split_file
+    path = Path(options.split)
+    record = read_split(path)
+    with content_of(path):
+        if record["data_sha256"] != dataset.digest:
+            allowed = f"a split of these data, read with the same options ({dataset.digest})"
+            got = f"one of {record['dataset']!r:.80} ({record['data_sha256']!r:.80})"
+            raise refuse_split(path, allowed, got)
+        if record["options"].get("folds") and not record["options"].get("fold"):
+            allowed = "the split of one fold, such as fold-1/split.json"
+            got = "that of all folds, which leaves nothing for training"
+            raise refuse_split(path, allowed, got)
 
-    loaded = read_split_file(Path(options.split), dataset)
+        positions = _read_positions(path, record["clients"], len(dataset.y))
+        # The digest of a split does not hold the names.
+        names = tuple(map(str, record["client_names"]))
+        if names and not len(names) == len(set(names)) == len(positions):
+            allowed = f"{len(positions)} different client_names, or none"
+            raise refuse_split(path, allowed, f"{len(set(names))}")
 
-    # New clients are those of the file, or of the options if the file does not say.
-    if loaded.num_new and options.num_new not in (0, loaded.num_new):
-        allowed = f"{loaded.num_new}, as in the split file, or left out"
+        test = record["options"]["test"]
+        conditions = tuple(record["conditions"])
+
+    # New clients are those of the file, or of the options if the file has none.
+    num_new = record["new_clients"]
+    if num_new and options.num_new not in (0, num_new):
+        allowed = f"{num_new}, as in the split file, or left out"
         raise wrong_value("data.new_clients", allowed, options.new_clients)
 
-    num_new = loaded.num_new or options.num_new
-    refuse_too_many_new(num_new, len(loaded.positions))
+    num_new = num_new or options.num_new
+    refuse_too_many_new(num_new, len(positions))
     return Division(
         dataset=dataset,
-        positions=loaded.positions,
+        positions=positions,
         num_new=num_new,
         options=dataclasses.replace(options, new_clients=num_new),
-        client_names=loaded.client_names,
-        notes=[*_notes(dataset, loaded.positions), *loaded.notes],
-        test=loaded.test,
-        conditions=loaded.conditions,
+        client_names=names,
+        notes=_notes(dataset, positions),
+        test=test,
+        conditions=conditions,
     )
+
+
+def _read_positions(
+    path: Path, clients: list[ClientRecord], num_rows: int
+) -> list[ClientPositions]:
+    positions = []
+    for client in clients:
+        parts = (client["train"], client["val"], client["test"])
+        positions.append(ClientPositions(*(np.array(part, np.int64) for part in parts)))
+
+    rows = np.concatenate([part for client in positions for part in client])
+    if not 0 <= rows.min() <= rows.max() < num_rows:
+        allowed = f"positions from 0 to {num_rows - 1}"
+        raise refuse_split(path, allowed, f"{rows.min()} to {rows.max()}")
+
+    return positions
 
 
 def _by_partition(

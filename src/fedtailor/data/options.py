@@ -164,8 +164,7 @@ class DataOptions:
             "Split of an earlier run, or one that fedtailor data partition wrote.",
         ),
     ] = ""
-    """A split file, or a folder of client_*.npz files, which replaces ``partition`` and all options
-    that divide."""
+    """A split file, which replaces ``partition`` and all options that divide."""
     seed: Annotated[int | Literal["run"], Range(ge=0)] = 42
     """Seed of partition, split and corruptions; "run": the seed of the run."""
 
