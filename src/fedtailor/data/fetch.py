@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import shutil
 import tarfile
 import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -113,16 +112,7 @@ def _fetch_one(published: PublishedFile, folder: Path, progress: Report) -> None
 def _download(published: PublishedFile, path: Path, progress: Report) -> None:
     """Download a file beside its place, and move it there if it is the published one."""
     part = path.with_name(f"{path.name}.part")
-    needed = published.size + published.unpacked - _size(part)
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        message = f"'{path}' needs {needed:,} more bytes, but the disk has {free:,} left."
-        raise DataError(message, path=path, allowed=f"{needed:,} bytes", got=f"{free:,} bytes")
-
-    def report(done: int, total: int) -> None:
-        progress(path.name, done, total or published.size)
-
-    transfer(published.url, part, report)
+    transfer(published.url, part, partial(progress, path.name))
     if difference := _difference(part, published):
         part.unlink()
         advice = "The download was removed. Run the same command to try again."
@@ -209,12 +199,12 @@ def _transfer_once(url: str, part: Path, report: Callable[[int, int], None]) -> 
 
 def _broken(url: str, part: Path, reason: Exception) -> DataError:
     """Return the error for a connection that failed, or broke too often."""
-    # The first cause says most; its text without addresses of objects.
+    # The first cause says most.
     root: BaseException = reason
     while root.__context__ is not None:
         root = root.__context__
 
-    text = re.sub(r"<[^>]*>:? ?", "", str(root)) or type(root).__name__
+    text = str(root) or type(root).__name__
     message = (
         f"{urlsplit(url).netloc} cannot be reached or does not answer ({text}), after "
         f"{_size(part):,} bytes. Run the same command again to resume the download; without a "

@@ -27,16 +27,12 @@ class PublishedFile(NamedTuple):
     """Destination, relative to the data folder."""
     checksum: str
     """``sha256:`` or ``md5:`` and hexadecimal digits."""
-    size: int = 0
-    """Bytes; 0: unknown."""
     unpack: Literal["", "tar", "zip"] = ""
     """Kind of archive, which is removed after unpacking; empty: the file is used as it is."""
     into: str = "."
     """Folder in which an archive is unpacked, relative to the data folder."""
     strip: str = ""
     """Folder of the archive whose files are moved there; empty: all folders are."""
-    unpacked: int = 0
-    """Approximate bytes of the unpacked files, for which the disk needs room."""
     gives: tuple[str, ...] = ()
     """Files of an archive, relative to the data folder: if they exist, all do."""
 
@@ -136,13 +132,11 @@ _SVHN = (
         "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
         "SVHN/train_32x32.mat",
         "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-        182_040_794,
     ),
     PublishedFile(
         "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
         "SVHN/test_32x32.mat",
         "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-        64_275_384,
     ),
 )
 _USPS_URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass"
@@ -156,9 +150,7 @@ _CIFAR10 = PublishedFile(
     "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     "cifar-10-python.tar.gz",
     "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-    170_498_071,
     unpack="tar",
-    unpacked=187_000_000,
     gives=(
         *(f"cifar-10-batches-py/data_batch_{part}" for part in range(1, 6)),
         "cifar-10-batches-py/test_batch",
@@ -174,9 +166,7 @@ _CIFAR100 = KnownDataset(
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
             "cifar-100-python.tar.gz",
             "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-            169_001_437,
             unpack="tar",
-            unpacked=187_000_000,
             gives=("cifar-100-python/meta", "cifar-100-python/test", "cifar-100-python/train"),
         ),
     ),
@@ -187,11 +177,9 @@ _EMNIST = PublishedFile(
     "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
     "EMNIST/raw/gzip.zip",
     "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
-    561_753_746,
     unpack="zip",
     into="EMNIST/raw",
     strip="gzip",
-    unpacked=570_000_000,
 )
 """One archive with all splits."""
 
@@ -397,7 +385,6 @@ _ROWS: Mapping[str, KnownDataset] = {
                 "SUN397.tar.gz",
                 "md5:8ca2778205c41d23104230ba66911c7a",
                 unpack="tar",
-                unpacked=40_000_000_000,
                 gives=("SUN397/ClassName.txt",),
             ),
         ),
@@ -451,9 +438,7 @@ _ROWS: Mapping[str, KnownDataset] = {
                 "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 "tiny-imagenet-200.zip",
                 "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
-                248_100_043,
                 unpack="zip",
-                unpacked=300_000_000,
                 gives=("tiny-imagenet-200/val/val_annotations.txt", "tiny-imagenet-200/wnids.txt"),
             ),
         ),
