@@ -233,23 +233,6 @@ def test_without_a_cache_features_stay_in_memory(tmp_path, monkeypatch):
     assert "every run embeds the examples again" in data.notes[-1]
 
 
-def test_features_that_fit_nowhere_are_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "file"))
-
-    original = np.zeros
-
-    def zeros(shape, *arguments, **options):
-        if shape == (1797, tiny_encoders.FEATURES):
-            raise MemoryError
-
-        return original(shape, *arguments, **options)
-
-    monkeypatch.setattr(feature_cache.np, "zeros", zeros)
-    with pytest.raises(ConfigError, match="6 features of 1797 examples fit neither into"):
-        embed(divided())
-
-
 def test_a_full_disk_is_one_sentence(monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")

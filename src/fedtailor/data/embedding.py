@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -24,9 +23,6 @@ from fedtailor.data.input_specification import InputSpecification, input_specifi
 from fedtailor.data.tensors import model_layout
 from fedtailor.encoders.encoder import KEY, Encoder, check_encoder, run_batch
 from fedtailor.encoders.load import load_encoder
-
-_AHEAD = 2
-"""Batches a worker that wait for it."""
 
 
 def embed(divided: DividedData, report: Report = to_nobody) -> DividedData:
@@ -126,13 +122,7 @@ def _new_cache(folder: Path, key: str, rows: int, dimension: int, notes: list[st
     except OSError as reason:
         why = f"they cannot be kept in '{folder.parent}' ({reason.strerror or reason})"
         notes.append(f"every run embeds the examples again: {why}.")
-
-    try:
         return FeatureCache(None, rows, dimension)
-    except MemoryError as reason:
-        what = f"{dimension} features of {rows} examples"
-        message = f"{what} fit neither into '{folder.parent}' nor into the memory."
-        raise ConfigError(message, key=KEY, got=dimension) from reason
 
 
 def _stored(dataset: Dataset, rows: np.ndarray) -> Tensor:
@@ -150,7 +140,7 @@ def _fill(
     """
     workers: SimpleQueue[Encoder] = SimpleQueue()
     count = physical_cores()
-    waiting: deque[Future[int]] = deque()
+    starts = range(0, len(rows), encoder.batch)
 
     def run(part: np.ndarray) -> int:
         worker = workers.get()
@@ -172,10 +162,5 @@ def _fill(
         for _ in range(count):
             workers.put(encoder.worker())
 
-        for start in range(0, len(rows), encoder.batch):
-            waiting.append(pool.submit(run, rows[start : start + encoder.batch]))
-            if len(waiting) > _AHEAD * count:
-                yield waiting.popleft().result()
-
-        while waiting:
-            yield waiting.popleft().result()
+        # Batches that wait are row numbers only; those left after an error are not begun.
+        yield from pool.map(run, [rows[start : start + encoder.batch] for start in starts])
