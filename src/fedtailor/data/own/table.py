@@ -13,7 +13,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -45,14 +44,6 @@ _LONGEST_HEADER = 2**20
 _NO_HEADER = "The file is empty: it has no header."
 _MARK_OF_DELIMITER = re.compile(r'"?sep=([,;\t])"?[,;\t]*', re.IGNORECASE)
 """What Excel writes above the header to say which delimiter it has used."""
-_REASONS = {
-    "unexpected end of data": "nothing closes a quotation mark in it",
-    "field larger than field limit (131072)": (
-        "a cell has more than 131,072 characters; perhaps nothing closes a quotation mark in it"
-    ),
-}
-"""What is said in place of errors of the csv module."""
-
 _BLOCK = 2**17
 """Cells of a CSV table that are held as text at once."""
 
@@ -182,25 +173,77 @@ def unnamed(number: int) -> str:
 
 
 def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Table:
-    """Read text with commas, semicolons or tabs between the cells; blank lines are ignored.
+    """Read text with commas, semicolons or tabs between the cells.
 
-    The text is UTF-8, UTF-16 with its mark, or, with a warning, Windows-1252.
+    Blank lines are ignored, and rows of empty cells, as spreadsheets write them below a table. The
+    text is UTF-8, UTF-16 with its mark, or, with a warning, Windows-1252.
     """
     if not raw.strip():
         raise Unusable("empty_file", _NO_HEADER)
 
+    text = io.TextIOWrapper(io.BytesIO(raw), encoding=_find_encoding(raw, place), newline="")
+    first = text.readline(_LONGEST_HEADER)
+    while first and not first.strip():
+        first = text.readline(_LONGEST_HEADER)
+
+    # Where a comma is the decimal point, spreadsheets write semicolons.
+    mark = _MARK_OF_DELIMITER.fullmatch(first.strip("\r\n "))
+    delimiter = _find_delimiter(first, sought) if mark is None else mark[1]
+    text.seek(0)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    begun = 1
+
+    def filled() -> Iterator[tuple[int, list[str]]]:
+        nonlocal begun
+        for row in reader:
+            begun = reader.line_num + 1
+            if any(map(str.strip, row)):
+                yield reader.line_num, row
+
+    rows = filled()
+    try:
+        if mark is not None:
+            next(rows)
+
+        _, header = next(rows, (0, None))
+        if header is None:
+            raise Unusable("empty_file", _NO_HEADER)
+        if _are_values(header):
+            shown = listed(map(printable, header), 5)
+            message = f"The first line holds values, not names of columns: {shown}."
+            raise Unusable("no_header", f"{message} Add a line of names above it.")
+
+        names = read_header(header, place)
+        if delimiter != ",":
+            place.findings.note(f"Tables have {_DELIMITERS[delimiter]} between their cells.")
+
+        table = _read_rows(rows, names, place, sought, limit)
+    except csv.Error as error:
+        # Everything after a quotation mark that nothing closes is one cell, up to the next one.
+        reason = f"{error}; perhaps nothing closes a quotation mark in it"
+        raise Unusable("broken_table", f"Line {begun} cannot be read: {reason}.") from error
+
+    return _without_unnamed(replace(table, delimiter=delimiter), header)
+
+
+def _find_encoding(raw: bytes, place: FindingPlace) -> str:
+    """Return the encoding of a text, with a warning if it is not Unicode."""
     # Spreadsheets write a mark of the byte order, which utf-8-sig removes.
     has_two_bytes = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "utf-16" if has_two_bytes else "utf-8-sig"
     try:
-        return _read_text(raw, "utf-16" if has_two_bytes else "utf-8-sig", place, sought, limit)
+        raw.decode(encoding)
+        return encoding
     except UnicodeDecodeError as error:
-        message = f"The file is not UTF-8: {_first_wrong_byte(raw)}"
+        line = error.object.count(b"\n", 0, error.start) + 1
+        where = f"byte 0x{error.object[error.start]:02x} in line {line}"
+        message = f"The file is not UTF-8: {where}"
         if has_two_bytes or not _is_windows_1252(raw):
             raise Unusable("wrong_encoding", f"{message}.") from error
 
     message += ". It is read as Windows-1252: look at its letters, or save it as CSV UTF-8."
     place.add("wrong_encoding", message, severity="warning")
-    return _read_text(raw, "cp1252", place, sought, limit)
+    return "cp1252"
 
 
 def _is_windows_1252(raw: bytes) -> bool:
@@ -213,59 +256,6 @@ def _is_windows_1252(raw: bytes) -> bool:
         return not any(ord(character) < 9 for character in raw.decode("cp1252"))
     except UnicodeDecodeError:
         return False
-
-
-def _read_text(raw: bytes, encoding: str, place: FindingPlace, sought: Sought, limit: int) -> Table:
-    reader = None
-    try:
-        text = io.TextIOWrapper(io.BytesIO(raw), encoding=encoding, newline="")
-        first = text.readline(_LONGEST_HEADER)
-        while first and not first.strip():
-            first = text.readline(_LONGEST_HEADER)
-
-        # Where a comma is the decimal point, spreadsheets write semicolons.
-        mark = _MARK_OF_DELIMITER.fullmatch(first.strip("\r\n "))
-        delimiter = _find_delimiter(first, sought) if mark is None else mark[1]
-        text.seek(0)
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
-        filled = (row for row in reader if "".join(row).strip())
-        if mark is not None:
-            next(filled)
-
-        header = next(filled, None)
-        if header is None:
-            raise Unusable("empty_file", _NO_HEADER)
-        if _are_values(header):
-            shown = listed(map(printable, header), 5)
-            message = f"The first line holds values, not names of columns: {shown}."
-            raise Unusable("no_header", f"{message} Add a line of names above it.")
-
-        names = read_header(header, place)
-        if delimiter != ",":
-            place.findings.note(f"Tables have {_DELIMITERS[delimiter]} between their cells.")
-
-        table = _read_rows(reader, names, place, sought, limit)
-        table = replace(table, delimiter=delimiter)
-        return _without_unnamed(table, header)
-    except csv.Error as error:
-        # Everything after a quotation mark that nothing closes is one cell, up to the next one.
-        line = reader.line_num if reader else 1
-        begun = _last_begun(raw.decode(encoding), delimiter)
-        reason = _REASONS.get(str(error), str(error))
-        if begun < line and str(error) not in _REASONS:
-            reason = f"perhaps nothing closes a quotation mark in it (line {line}: {error})"
-
-        raise Unusable("broken_table", f"Line {begun} cannot be read: {reason}.") from error
-
-
-def _last_begun(text: str, delimiter: str) -> int:
-    """Return the line in which the row begins that cannot be read."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    line = 1
-    with suppress(csv.Error):
-        for _ in reader:
-            line = reader.line_num + 1
-    return line
 
 
 def _without_unnamed(table: Table, header: Sequence[str]) -> Table:
@@ -309,28 +299,26 @@ def _find_delimiter(first: str, sought: Sought) -> str:
 
 
 def _read_rows(
-    reader: Any, names: Sequence[str], place: FindingPlace, sought: Sought, limit: int
+    numbered: Iterable[tuple[int, list[str]]],
+    names: Sequence[str],
+    place: FindingPlace,
+    sought: Sought,
+    limit: int,
 ) -> Table:
-    """Read the rows below the header, some at a time.
-
-    Rows of empty cells, as spreadsheets write them below a table, are left out.
-    """
+    """Read the rows below the header with their lines, some at a time."""
     lines = array("q")
     ragged: list[tuple[int, int]] = []
     columns = [sought.new_cells(name) for name in names]
     kept: dict[str, list[str]] = {name: [] for name in names if name in sought.keep}
 
     def whole_rows() -> Iterator[list[str]]:
-        for row in reader:
-            if not any(row):
-                continue
-
+        for line, row in numbered:
             if len(row) == len(names):
-                lines.append(reader.line_num)
+                lines.append(line)
                 yield row
             # Rows of another length are told together, after the types of the columns.
             else:
-                ragged.append((reader.line_num, len(row)))
+                ragged.append((line, len(row)))
 
     rows = whole_rows()
     while block := list(islice(rows, max(_BLOCK // len(names), 1))):
@@ -346,17 +334,6 @@ def _read_rows(
 
     cells_of = dict(zip(names, columns, strict=True))
     return Table(place, cells_of, lines, ragged=ragged, kept=kept)
-
-
-def _first_wrong_byte(raw: bytes) -> str:
-    """Return the first byte that is not UTF-8, and its line."""
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        return f"byte 0x{raw[error.start]:02x} in line {line}"
-
-    return "it ends within a character"
 
 
 # Parquet
