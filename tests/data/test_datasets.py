@@ -16,7 +16,7 @@ from PIL import Image
 from data import digit_files
 from data.digit_files import TEST, TRAIN, idx_bytes, leaf, mat_bytes
 from fedtailor.core.errors import DataError
-from fedtailor.data import files, load_dataset, pictures
+from fedtailor.data import files, load_dataset
 from fedtailor.data.datasets import mnist, sun397, synthetic
 from fedtailor.data.pictures import square
 
@@ -638,8 +638,8 @@ def test_pictures_of_other_sizes_and_endless_files_are_refused(
     Image.new("RGB", (33, 32)).save(path)
     with pytest.raises(DataError, match=r"00000001\.png.*32x32"):
         load_dataset("mnist_m", tmp_path)
-    monkeypatch.setattr(pictures, "_MAX_PIXELS", 1000)
-    with pytest.raises(DataError, match="1000 pixels"):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    with pytest.raises(DataError, match="1024 pixels"):
         load_dataset("mnist_m", tmp_path)
 
     (tmp_path / "MNIST/raw").mkdir(parents=True)

@@ -11,13 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
 from fedtailor.data.files import MAX_BYTES, READING, Files, wrong_content
 
-_MAX_BYTES = 64 * 2**20
-_MAX_PIXELS = 80_000_000
-"""240 MB in RGB; a file of a few kilobytes can announce more than any memory holds."""
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Modes of at most 8 bits per channel."""
 
@@ -96,24 +92,19 @@ def decode_picture(raw: bytes, path: Path, formats: tuple[str, ...]) -> Image.Im
     """Return an image in RGB.
 
     Raises:
-        DataError: it is damaged, too large, or has another format; the message names the path.
+        DataError: it is damaged, too large for Pillow, or has another format; the message names the
+            path.
     """
-    if len(raw) > _MAX_BYTES:
-        raise wrong_content(path, f"at most {_MAX_BYTES} bytes", "more")
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of bad metadata
             with Image.open(io.BytesIO(raw), formats=formats) as image:
-                size = f"{image.width}x{image.height}"
-                if image.width * image.height > _MAX_PIXELS:
-                    raise wrong_content(path, f"at most {_MAX_PIXELS} pixels", size)
-                if image.mode not in _MODES:
-                    raise wrong_content(path, "a picture of 8 bits per channel", image.mode)
-
-                return image.convert("RGB")
-    except DataError:
-        raise
+                mode = image.mode
+                picture = image.convert("RGB")
     except Exception as error:  # Pillow raises almost any exception on damaged files
         allowed = f"an intact picture ({', '.join(formats)})"
         raise wrong_content(path, allowed, error) from error
+
+    if mode not in _MODES:
+        raise wrong_content(path, "a picture of 8 bits per channel", mode)
+    return picture
