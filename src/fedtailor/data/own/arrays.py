@@ -126,8 +126,11 @@ def read_npz_sites(
 
     site_names = [site for site, _ in sites]
     sources = one_source(folder.name, digests)
-    common = _common_names(names, findings)
-    encoder = _common_encoder(encoders, findings)
+    encoded = {path: record.digest if record else "none" for path, record in encoders.items()}
+    _agree(encoded, "encoders_differ", "Digests of encoders", findings)
+    encoder = next(iter(encoders.values()), None)
+    agree = _agree(names, "class_names_differ", "class_names", findings)
+    common = next(iter(names.values()), ()) if agree else ()
     dataset = combine_arrays(
         folder.name, site_names, parts, common, options, findings, sources=sources
     )
@@ -199,34 +202,16 @@ def _read_encoder(array: np.ndarray | None, place: FindingPlace) -> EncoderRecor
     return None
 
 
-def _common_encoder(
-    encoders: Mapping[str, EncoderRecord | None], findings: Findings
-) -> EncoderRecord | None:
-    """Return the encoder of all files; the first file with features of another one is an error."""
-    digests = {path: record.digest if record else "none" for path, record in encoders.items()}
-    first = next(iter(encoders), "")
-    for path, digest in digests.items():
-        if digest != digests[first]:
-            message = (
-                f"Features of different encoders: {quoted(first)} has the digest {digests[first]}, "
-                f"and this file has {digest}."
-            )
-            findings.add("encoders_differ", message, path=path)
-            return None
+def _agree(values: Mapping[str, object], kind: str, what: str, findings: Findings) -> bool:
+    """Return whether all files have the same value; add the first file that has another one."""
+    first = next(iter(values), "")
+    for path, value in values.items():
+        if value != values[first]:
+            both = f"{quoted(first)} has {values[first]!s:.80}, and this file has {value!s:.80}"
+            findings.add(kind, f"{what} differ: {both}.", path=path)
+            return False
 
-    return encoders.get(first)
-
-
-def _common_names(names: Mapping[str, tuple[str, ...]], findings: Findings) -> tuple[str, ...]:
-    """Return the class names of all files that have any; the first that differs is an error."""
-    first = next(iter(names), "")
-    for path, others in names.items():
-        if others != names[first]:
-            message = f"class_names differ from those of {quoted(first)}."
-            findings.add("class_names_differ", message, path=path)
-            return ()
-
-    return names[first] if names else ()
+    return True
 
 
 def combine_arrays(
