@@ -10,9 +10,6 @@ from fedtailor.core.text import listed, printable, quoted, similar_names
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.own.kinds import KINDS, Severity
 
-MAX_SITES = 10_000
-"""Most sites; more are usually a folder of single files that was read as sites."""
-
 MAX_PROBLEMS = 1_000
 """Most errors that are kept in full, and most other problems; more are only counted."""
 

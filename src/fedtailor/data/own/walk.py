@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedtailor.core.text import printable
-from fedtailor.data.own.findings import MAX_SITES, FindingPlace, Findings, Unusable
-
-MAX_FILES = 2_000_000
-"""More files than this are refused."""
+from fedtailor.data.own.findings import FindingPlace, Findings
 
 MAX_DEPTH = 8
 """Folders nested more deeply are not entered; the deepest layout has 3 levels."""
@@ -82,9 +79,6 @@ def walk(folder: Path, findings: Findings) -> FolderContents:
 
     Links to files within the folder are followed, links to folders are not. Files that are left out
     are added to ``findings``, but for hidden ones and those of operating systems.
-
-    Raises:
-        Unusable: the folder is too large.
     """
     tree = FolderContents(folder.resolve())
     _enter((), tree, findings)
@@ -107,13 +101,10 @@ def _enter(parts: tuple[str, ...], tree: FolderContents, findings: Findings) -> 
         for entry in entries
         if not entry.name.startswith(".") and entry.name.lower() not in _OF_THE_SYSTEM
     ]
-    if not parts:
-        _limit_sites(visible)
-
     for entry in visible:
         inner = (*parts, entry.name)
         place = _place(inner, findings)
-        if not _is_folder(entry):
+        if not entry.is_dir(follow_symlinks=False):
             _add_file(entry, inner, tree, place)
         # The limit also ends folders that a file system nests without end.
         elif len(inner) > MAX_DEPTH:
@@ -123,64 +114,36 @@ def _enter(parts: tuple[str, ...], tree: FolderContents, findings: Findings) -> 
             _enter(inner, tree, findings)
 
 
-def _limit_sites(entries: Sequence[os.DirEntry[str]]) -> None:
-    """Refuse more folders than sites are allowed, before any is entered."""
-    count = sum(_is_folder(entry) for entry in entries)
-    if count > MAX_SITES:
-        message = f"There are {count} folders; at most {MAX_SITES} sites or classes are read."
-        raise Unusable("too_many_sites", message)
-
-
 def _add_file(
     entry: os.DirEntry[str], parts: tuple[str, ...], tree: FolderContents, place: FindingPlace
 ) -> None:
     """Add a file to the tree, or a problem if it is left out."""
-    try:
-        reason = _refuse_link(Path(entry.path), tree.folder) if entry.is_symlink() else None
-        status = None if reason else entry.stat()
-    except OSError as error:
-        reason = "unreadable_file", f"The file cannot be read: {error.strerror or error}."
-
-    if reason is None and status is not None and not stat.S_ISREG(status.st_mode):
-        reason = "not_a_file", "This is not a regular file but a pipe, a socket or a device."
-
-    if reason is not None:
-        place.add(*reason)
+    if entry.is_symlink() and not _may_follow(Path(entry.path), tree.folder):
+        place.add("link", "Links out of the folder, to folders, or to nothing are not followed.")
         return
 
-    if len(tree.files) >= MAX_FILES:
-        message = f"The folder holds more than {MAX_FILES} files; at most that many are read."
-        raise Unusable("too_many_files", message)
+    try:
+        status = entry.stat()
+    except OSError as error:
+        place.add("unreadable_file", f"The file cannot be read: {error.strerror or error}.")
+        return
 
-    assert status is not None
+    if not stat.S_ISREG(status.st_mode):
+        place.add("not_a_file", "This is not a regular file but a pipe, a socket or a device.")
+        return
+
     times = status.st_mtime_ns, status.st_ctime_ns
     tree.files.append(File(parts, status.st_size, *times, status.st_ino))
 
 
-def _refuse_link(link: Path, folder: Path) -> tuple[str, str] | None:
-    """Return kind and message of the problem if a link must not be followed."""
+def _may_follow(link: Path, folder: Path) -> bool:
+    """Return whether a link leads to a file within the folder; others stay private."""
     try:
         target = link.resolve(strict=True)
-    except (OSError, RuntimeError):
-        return "broken_symlink", "This link leads nowhere, or to itself."
-
-    # A link must not make files public that are not in the folder.
-    if not target.is_relative_to(folder):
-        message = "This link leads out of the data's folder and is not followed; copy its target."
-        return "symlink_outside", message
-
-    if target.is_dir():
-        message = "This link leads to a folder of the data, which is read in its own place."
-        return "symlink_folder", message
-
-    return None
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:
+    except (OSError, RuntimeError):  # it leads to nothing, or to itself
         return False
+
+    return target.is_relative_to(folder) and not target.is_dir()
 
 
 def _place(parts: tuple[str, ...], findings: Findings) -> FindingPlace:
