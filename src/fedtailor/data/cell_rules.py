@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from fedtailor.core.options import wrong_value
-from fedtailor.data.columns import Decimal, is_text, require, require_object
+from fedtailor.data.columns import Decimal, read_record, require
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,7 @@ class CellRules:
             DataError: it is not such an object.
         """
         what = "the rules of cells"
-        entries = {"decimal", "missing_values"}
-        if type(record) is dict:
-            entries |= {"at_sites"} & record.keys()
-
-        require_object(record, entries, what, "decimal and missing_values")
-        at_sites = record.get("at_sites", {})
-        require(type(at_sites) is dict, what, "what commas are by site", record)
-        for decimal in (record["decimal"], *at_sites.values()):
-            require(decimal in get_args(Decimal), what, "of a known decimal", record)
-
-        values = record["missing_values"]
-        require(type(values) is dict, what, "missing values by column", record)
-        for name, items in values.items():
-            are_values = type(items) is list and all(type(i) in (int, float, str) for i in items)
-            require(is_text(name) and are_values and bool(items), what, "lists of values", record)
-
-        return cls(record["decimal"], values, at_sites)
+        rules = read_record(cls, record, what)
+        are_known = all(decimal in get_args(Decimal) for decimal in rules.at_sites.values())
+        require(are_known, what, "of known decimals", record)
+        return rules

@@ -8,25 +8,26 @@ client too, so its features are those of sites that keep their rows to themselve
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.core.options import Range
 from fedtailor.data.columns import (
-    LARGEST_NUMBER,
     MAX_CATEGORIES,
     MAX_COLUMNS,
+    MAX_VALUES,
     MISSING,
     Column,
     Columns,
+    Number,
     RawTable,
     are_categories,
-    is_number_within,
     is_text,
+    read_record,
     require,
-    require_count,
     require_object,
 )
 
@@ -39,23 +40,15 @@ class ColumnSummary:
     """What one site's training rows say of a column."""
 
     name: str
-    count: int
+    count: Annotated[int, Range(ge=0, le=MAX_VALUES)]
     """Cells with a value."""
     empty: bool
     """Whether a cell is empty."""
-    median: float = 0.0
+    median: Number = 0.0
     """The median of the numbers, the mean of two where two are in the middle; 0 for text, and where
     no cell has a value."""
     categories: tuple[str, ...] | None = None
     """The categories that occur, sorted; None if the column holds numbers."""
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the summary as an object for JSON, which keeps every bit."""
-        record: dict[str, Any] = {"name": self.name, "count": self.count, "empty": self.empty}
-        if self.categories is None:
-            return {**record, "kind": "number", "median": self.median}
-
-        return {**record, "kind": "category", "categories": list(self.categories)}
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class ColumnSummaries:
 
     def to_record(self) -> dict[str, Any]:
         """Return the summaries as an object for JSON, which keeps every bit."""
-        columns = [column.to_record() for column in self.columns]
+        columns = [asdict(column) for column in self.columns]
         return {"columns": columns, "unused": list(self.unused)}
 
     @classmethod
@@ -104,39 +97,24 @@ def _read_column(column: Any) -> ColumnSummary:
     Raises:
         DataError: it is not one, or its values are impossible.
     """
-    # A summary may come from a hostile site, so every value is checked by itself.
-    is_number = type(column) is dict and "median" in column
-    entries = {"name", "kind", "count", "empty", "median" if is_number else "categories"}
-    allowed = "an object with name, kind, count, empty, median or categories"
-    require_object(column, entries, "a column of summaries", allowed)
+    summary = read_record(ColumnSummary, column, "column")
+    require(is_text(summary.name), "the name of a column", "a text that is not empty", summary.name)
+    title = f"column {summary.name!r}"
+    has_numbers = summary.categories is None and summary.count > 0
+    allowed = "0 where there are no numbers"
+    require(has_numbers or not summary.median, f"median of {title}", allowed, summary.median)
 
-    name = column["name"]
-    require(is_text(name), "the name of a column of summaries", "a text that is not empty", name)
-    title = f"column {name!r}"
-    kind = "number" if is_number else "category"
-    allowed = f"'{kind}', as its other entries say"
-    require(column["kind"] == kind, f"kind of {title}", allowed, column["kind"])
+    if summary.categories is not None:
+        what = f"categories of {title}"
+        categories = summary.categories
+        are_right = are_categories(categories) and bool(categories) == bool(summary.count)
+        allowed = "different texts that are not empty, sorted; none only without values"
+        require(are_right, what, allowed, categories)
+        allowed = f"at most {MAX_CATEGORIES} texts, and no more than values"
+        are_few = len(categories) <= min(MAX_CATEGORIES, summary.count)
+        require(are_few, what, allowed, len(categories))
 
-    count = column["count"]
-    require_count(count, f"count of {title}")
-    empty = column["empty"]
-    require(type(empty) is bool, f"empty of {title}", "true or false", empty)
-
-    if is_number:
-        largest = LARGEST_NUMBER if count else 0.0
-        median = column["median"]
-        allowed = f"a number from {-largest:g} to {largest:g}"
-        require(is_number_within(median, -largest, largest), f"median of {title}", allowed, median)
-        return ColumnSummary(name, count, empty, float(median))
-
-    categories = column["categories"]
-    what = f"categories of {title}"
-    allowed = "different texts that are not empty, sorted; none only without values"
-    is_list = type(categories) is list and are_categories(categories)
-    require(is_list and bool(categories) == bool(count), what, allowed, categories)
-    allowed = f"at most {MAX_CATEGORIES} texts, and no more than values"
-    require(len(categories) <= min(MAX_CATEGORIES, count), what, allowed, len(categories))
-    return ColumnSummary(name, count, empty, categories=tuple(categories))
+    return summary
 
 
 class MergedColumns(NamedTuple):

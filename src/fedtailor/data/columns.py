@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedtailor.core.errors import DataError
-from fedtailor.core.options import wrong_value
+from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.options import Range, check_names, check_value, hints_of, wrong_value
 
-MISSING = "missing"
+MISSING: Final = "missing"
 """The category of an empty cell."""
 
 MAX_CATEGORIES = 50
@@ -38,6 +38,11 @@ _OPTIONAL = {"knots": (), "scores": (), "indicates_missing": False}
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
 """The largest 32-bit float."""
+
+Number = Annotated[float, Range(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+"""A number that a 32-bit float can hold."""
+
+T = TypeVar("T")
 
 MAX_VALUES = 2**40
 """Most values of a column at one site, so that sums over sites stay exact."""
@@ -100,12 +105,12 @@ class Column:
     if the cell holds it, else 0."""
     categories: tuple[str, ...] = ()
     """The categories of the training rows, sorted."""
-    fill: float | str = 0.0
+    fill: Number | Literal["missing"] = 0.0
     """What replaces an empty cell: a number, or ``missing``, a category if a training row has an
     empty cell."""
-    knots: tuple[float, ...] = ()
+    knots: tuple[Number, ...] = ()
     """Numbers that are not used as they are: two or more ascending ones, see :meth:`encode`."""
-    scores: tuple[float, ...] = ()
+    scores: tuple[Number, ...] = ()
     """One for each knot, or none."""
     indicates_missing: bool = False
     """Numbers: whether another feature is 1 where the cell is empty, else 0."""
@@ -113,14 +118,17 @@ class Column:
     def __post_init__(self) -> None:
         require(is_text(self.name), "the name of a column", "a text that is not empty", self.name)
         title = f"column {self.name!r}"
-        kinds = ("number", "category")
-        require(self.kind in kinds, f"kind of {title}", "number or category", self.kind)
         if self.kind == "number":
-            is_finite = is_number_within(self.fill, -LARGEST_NUMBER, LARGEST_NUMBER)
-            require(is_finite, f"fill of {title}", "a finite 32-bit number", self.fill)
+            require(self.fill != MISSING, f"fill of {title}", "a number", self.fill)
             none = "none, because it holds numbers"
             require(not self.categories, f"categories of {title}", none, self.categories)
-            self._check_knots(title)
+
+            ascends = all(low < high for low, high in pairwise(self.knots))
+            are_knots = ascends and len(self.knots) != 1 and len(self.knots) <= MAX_KNOTS
+            allowed = f"2 to {MAX_KNOTS} ascending numbers, or none"
+            require(are_knots, f"knots of {title}", allowed, self.knots)
+            fits = len(self.scores) in (0, len(self.knots))
+            require(fits, f"scores of {title}", "one for each knot, or none", self.scores)
             return
 
         is_plain = not self.knots and not self.scores and not self.indicates_missing
@@ -131,26 +139,6 @@ class Column:
         are_right = are_few and are_categories(self.categories)
         require(are_right, f"categories of {title}", allowed, self.categories)
         require(self.fill == MISSING, f"fill of {title}", f"'{MISSING}'", self.fill)
-
-    def _check_knots(self, title: str) -> None:
-        """Check the knots of a column of numbers, their scores, and the mark of empty cells."""
-        for what in ("knots", "scores"):
-            values = getattr(self, what)
-            are_finite = all(
-                is_number_within(value, -LARGEST_NUMBER, LARGEST_NUMBER) for value in values
-            )
-            is_short = len(values) <= MAX_KNOTS
-            allowed = f"at most {MAX_KNOTS} finite 32-bit numbers"
-            require(are_finite and is_short, f"{what} of {title}", allowed, values)
-
-        ascends = all(low < high for low, high in pairwise(self.knots))
-        allowed = "two or more ascending numbers, or none"
-        require(ascends and len(self.knots) != 1, f"knots of {title}", allowed, self.knots)
-        fits = len(self.scores) in (0, len(self.knots))
-        require(fits, f"scores of {title}", "one for each knot, or none", self.scores)
-        is_bool = type(self.indicates_missing) is bool
-        allowed = "true or false"
-        require(is_bool, f"indicates_missing of {title}", allowed, self.indicates_missing)
 
     @property
     def width(self) -> int:
@@ -319,23 +307,8 @@ class Columns:
         are_lists = type(record["columns"]) is list and type(record["unused"]) is list
         require(are_lists, "columns and unused", "lists", record)
 
-        columns = []
-        for column in record["columns"]:
-            allowed = "an object with name, kind, categories and fill"
-            entries = {"name", "kind", "categories", "fill"}
-            if type(column) is dict:
-                entries |= _OPTIONAL.keys() & column.keys()
-
-            require_object(column, entries, "a column", allowed)
-            values = dict(column)
-            for name in ("categories", "knots", "scores"):
-                value = values.get(name, [])
-                require(isinstance(value, list | tuple), name, "a list", value)
-                values[name] = tuple(value)
-
-            columns.append(Column(**values))
-
-        return cls(tuple(columns), tuple(record["unused"]))
+        columns = tuple(read_record(Column, column, "column") for column in record["columns"])
+        return cls(columns, tuple(record["unused"]))
 
 
 def _count_rows(cells: Mapping[str, np.ndarray | Texts], columns: Sequence[Column]) -> int:
@@ -386,6 +359,32 @@ def _fill_categories(column: Column, cells: Any, features: np.ndarray) -> tuple[
 
     empty = np.asarray(cells.codes) < 0
     return int(empty.sum()), int(((number < 0) & ~empty).sum())
+
+
+def read_record(cls: type[T], record: Any, what: str) -> T:
+    """Return the dataclass whose fields are the entries of a record.
+
+    Args:
+        cls: its annotations say which values are allowed; a list becomes a tuple.
+        record: from anyone.
+        what: what it is, for messages, which add its name if it has one.
+
+    Raises:
+        DataError: an entry is unknown, absent or not allowed.
+    """
+    require(type(record) is dict, what, "an object", record)
+    title = f"{what} {record['name']!r:.80}" if "name" in record else what
+    hints = hints_of(cls)
+    try:
+        check_names(record, tuple(hints), section=title)
+        values = {}
+        for name, value in record.items():
+            plain = tuple(value) if isinstance(value, list) else value
+            values[name] = check_value(plain, hints[name], key=f"{name} of {title}")
+
+        return cls(**values)
+    except (ConfigError, TypeError) as error:  # TypeError: an entry is absent
+        raise DataError(f"{title} must be as it was written: {error}", key=what) from error
 
 
 def is_text(value: object) -> bool:
