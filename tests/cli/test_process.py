@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 import fedtailor
 from fedtailor.experiment.reader import read_run
@@ -43,15 +42,6 @@ for words in names:
     lines = done.stderr.splitlines()
     assert len(lines) > 15 and done.stdout.count("Usage") == len(lines)
     assert [line for line in lines if not line.endswith(" 0 []")] == []
-
-
-def test_the_help_of_all_commands_says_what_each_says():
-    from fedtailor.cli.main import app
-
-    group = typer.main.get_command(app)
-    for name, lazy in group.commands_by_name.items():
-        command = lazy.load(name)
-        assert command.help.startswith(lazy.summary), name
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from fedtailor import __version__
-from fedtailor.cli.parsing import Help, LazyCommand, LazyGroup, make_app, show_help
+from fedtailor.cli.parsing import Help, LazyGroup, make_app, show_help
 from fedtailor.cli.shell import command_line
 
 
@@ -22,81 +22,29 @@ class _Commands(LazyGroup):
     """All commands of fedtailor."""
 
     commands_by_name: ClassVar = {
-        "demo": LazyCommand(
-            "demo:demo", "Compare four ways to train for 20 clients with little data each."
-        ),
-        "new": LazyCommand(
-            "new:new",
-            "Make a small project that runs at once.",
-        ),
-        "run": LazyCommand(
-            "run:run_",
-            "Run an experiment. Its folder holds the scores and a model for every client.",
-        ),
-        "resume": LazyCommand(
-            "resume:resume", "Resume an interrupted or killed run, comparison, sweep or audit."
-        ),
-        "compare": LazyCommand(
-            "compare:compare", "Compare methods: train those that are missing, or only read runs."
-        ),
-        "sweep": LazyCommand(
-            "sweep:sweep", "Try values of options, and choose the best on validation examples."
-        ),
-        "leaderboard": LazyCommand(
-            "leaderboard:leaderboard_app",
-            "Compare all methods on the same federations, with equal numbers of trials.",
-        ),
-        "report": LazyCommand(
-            "report:report",
-            "Write a report of runs as one HTML file that needs no network.",
-        ),
-        "predict": LazyCommand(
-            "predict:predict",
-            "Predict with a client's personal model: class and probabilities, as CSV.",
-        ),
-        "evaluate": LazyCommand(
-            "evaluate:evaluate",
-            "Score a client's personal model on new labelled data, and compare with training.",
-        ),
-        "watch": LazyCommand(
-            "watch:watch",
-            "Compare recent inputs, without labels, with a client's held-out examples: alarms.",
-        ),
-        "adapt": LazyCommand(
-            "adapt:adapt",
-            "Adapt the model of a client to recent inputs in closed form, as a run folder of its "
-            "own.",
-        ),
-        "export": LazyCommand("export:export", "Write personal models for other programs."),
-        "onboard": LazyCommand(
-            "onboard:onboard",
-            "Make the model of a site that never took part, from a run and the site's own data.",
-        ),
-        "serve": LazyCommand("deploy:serve", "Train across the registered sites."),
-        "list": LazyCommand(
-            "list:list_", "List the algorithms, data sets, models, partitions, engines or metrics."
-        ),
-        "what-leaves": LazyCommand(
-            "what_leaves:what_leaves",
-            "List every value that leaves a site: what it is, its bytes, and who can see it.",
-        ),
-        "audit": LazyCommand("audit:audit_app", "Measure what an attacker can tell from a run."),
-        "privacy": LazyCommand(
-            "privacy:privacy_app", "Say which noise a budget needs, before a run is made."
-        ),
-        "doctor": LazyCommand(
-            "doctor:doctor",
-            "Show versions, processor, engine, devices, folders and the data sets on this machine.",
-        ),
-        "data": LazyCommand(
-            "data:data_app",
-            "Data sets: list and fetch them, check your own, divide them among clients, draw them.",
-        ),
-        "deploy": LazyCommand("deploy:deploy_app", "Train across real sites: prepare the server."),
-        "site": LazyCommand(
-            "site:site_app",
-            "Take part in training across sites; data and personal models stay here.",
-        ),
+        "demo": "demo:demo",
+        "new": "new:new",
+        "run": "run:run_",
+        "resume": "resume:resume",
+        "compare": "compare:compare",
+        "sweep": "sweep:sweep",
+        "leaderboard": "leaderboard:leaderboard_app",
+        "report": "report:report",
+        "predict": "predict:predict",
+        "evaluate": "evaluate:evaluate",
+        "watch": "watch:watch",
+        "adapt": "adapt:adapt",
+        "export": "export:export",
+        "onboard": "onboard:onboard",
+        "serve": "deploy:serve",
+        "list": "list:list_",
+        "what-leaves": "what_leaves:what_leaves",
+        "audit": "audit:audit_app",
+        "privacy": "privacy:privacy_app",
+        "doctor": "doctor:doctor",
+        "data": "data:data_app",
+        "deploy": "deploy:deploy_app",
+        "site": "site:site_app",
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -96,50 +96,38 @@ class CommandGroup(TyperGroup):
 
 
 class LazyGroup(CommandGroup):
-    """The group of all commands. The module of a command is imported when the command runs."""
+    """The group of all commands. A command's module is imported when it runs, or for all's help."""
 
-    commands_by_name: ClassVar[Mapping[str, LazyCommand]]
-    """In the order of the help."""
+    commands_by_name: ClassVar[Mapping[str, str]]
+    """``module:name`` below ``fedtailor.cli`` for each command, in the order of the help."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
         return list(self.commands_by_name)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what the help of the group shows of a command."""
-        lazy = self.commands_by_name.get(cmd_name)
-        return None if lazy is None else TyperCommand(cmd_name, help=lazy.summary)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the first argument names, imported.
-
-        Raises:
-            UsageError: there is no such command.
-        """
-        name, _, rest = super().resolve_command(ctx, args)
-        return name, self.commands_by_name[name].load(name), rest
+        """Return a command, imported; None if there is none of that name."""
+        target = self.commands_by_name.get(cmd_name)
+        return None if target is None else _load(cmd_name, target)
 
 
-class LazyCommand(NamedTuple):
-    """A command, or a group of commands, that is not imported yet."""
+def _load(name: str, target: str) -> Any:
+    """Import a command, or a group of commands.
 
-    target: str
-    """``module:name`` below ``fedtailor.cli``."""
-    summary: str
-    """The first sentence of its help."""
+    Args:
+        name: of the command.
+        target: as in :attr:`LazyGroup.commands_by_name`.
+    """
+    module, _, attribute = target.partition(":")
+    loaded = getattr(importlib.import_module(f"fedtailor.cli.{module}"), attribute)
+    if not isinstance(loaded, typer.Typer):
+        app = make_app()
+        app.command(name, cls=Command)(loaded)
+        loaded = app
 
-    def load(self, name: str) -> Any:
-        """Import the command."""
-        module, _, attribute = self.target.partition(":")
-        loaded = getattr(importlib.import_module(f"fedtailor.cli.{module}"), attribute)
-        if not isinstance(loaded, typer.Typer):
-            app = make_app()
-            app.command(name, cls=Command)(loaded)
-            loaded = app
-
-        command = typer.main.get_command(loaded)
-        command.name = name
-        return command
+    command = typer.main.get_command(loaded)
+    command.name = name
+    return command
 
 
 def make_app(cls: type[CommandGroup] = CommandGroup) -> typer.Typer:
