@@ -13,12 +13,12 @@ from fedtailor.cli.options import (
     Assignments,
     ConfigFile,
     Json,
+    Methods,
     Named,
     Out,
     Seed,
     number_option,
     read_config,
-    text_option,
     whole_number,
     with_config_flags,
 )
@@ -38,15 +38,7 @@ audit_app = make_group(
 @with_config_flags()
 def members(
     config: ConfigFile = "",
-    algorithm: Annotated[
-        list[str] | None,
-        text_option(
-            "METHOD",
-            'Method to audit, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
-            "--algorithm",
-            "-a",
-        ),
-    ] = None,
+    algorithm: Methods = None,
     trainings: Annotated[
         int,
         typer.Option(
@@ -83,20 +75,7 @@ def members(
 
 
 @audit_app.command("noise", cls=Command)
-@with_config_flags(
-    "data.dataset",
-    "data.dir",
-    "data.path",
-    "data.encoder",
-    "data.partition",
-    "data.clients",
-    "data.split",
-    "model.name",
-    "federation.rounds",
-    "federation.participation",
-    "engine.name",
-    "engine.device",
-)
+@with_config_flags()
 def noise(
     config: ConfigFile = "",
     algorithm: Algorithm = "",

@@ -13,6 +13,7 @@ from fedtailor.cli.options import (
     NOTHING_NAMED,
     Assignments,
     Json,
+    Methods,
     Named,
     argument,
     names_key,
@@ -50,16 +51,7 @@ def compare(
             "methods share.",
         ),
     ] = None,
-    algorithm: Annotated[
-        list[str] | None,
-        text_option(
-            "METHOD",
-            'Method to train, such as ditto or "fedavg_ft(finetune=head)". '
-            "Give it two or more times.",
-            "--algorithm",
-            "-a",
-        ),
-    ] = None,
+    algorithm: Methods = None,
     named: Named = NOTHING_NAMED,
     set_: Assignments = None,
     out: Annotated[

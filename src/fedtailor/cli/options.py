@@ -104,6 +104,15 @@ Algorithm = Annotated[
         "-a",
     ),
 ]
+Methods = Annotated[
+    list[str] | None,
+    text_option(
+        "METHOD",
+        'Method, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
+        "--algorithm",
+        "-a",
+    ),
+]
 Seed = Annotated[int | None, number_option("--seed", "Random seed of the run.")]
 Assignments = Annotated[
     list[str] | None,

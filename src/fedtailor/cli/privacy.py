@@ -32,12 +32,7 @@ privacy_app = make_group("Say which noise a budget needs, before a run is made."
 
 
 @privacy_app.command("plan", cls=Command)
-@with_config_flags(
-    "data.dataset",
-    "data.path",
-    "federation.rounds",
-    "federation.participation",
-)
+@with_config_flags()
 def plan(
     config: ConfigFile = "",
     named: Named = NOTHING_NAMED,

@@ -10,6 +10,7 @@ from fedtailor.cli.options import (
     NOTHING_NAMED,
     Assignments,
     Json,
+    Methods,
     Named,
     Out,
     argument,
@@ -45,15 +46,7 @@ def sweep(
             "repeated.",
         ),
     ] = None,
-    algorithm: Annotated[
-        list[str] | None,
-        text_option(
-            "METHOD",
-            'Method, such as ditto or "fedavg_ft(finetune=head)". May be repeated.',
-            "--algorithm",
-            "-a",
-        ),
-    ] = None,
+    algorithm: Methods = None,
     trials: Annotated[
         int | None, number_option("--trials", "Trials of every method (default: the whole grid).")
     ] = None,

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from fedtailor.cli.options import (
     NOTHING_NAMED,
+    Assignments,
     Json,
     Named,
     argument,
     read_assignments,
     refuse_two_data_sets,
     switch,
-    text_option,
     with_config_flags,
 )
 from fedtailor.cli.shell import print_json
@@ -23,9 +23,6 @@ Subject = Annotated[
     str,
     argument("RUN|ALGORITHM", "Folder of a run, or an algorithm (see: fedtailor list algorithms)."),
 ]
-Settings = Annotated[
-    list[str] | None, text_option("KEY=VALUE", "Any option of a run. May be repeated.", "--set")
-]
 AsMarkdown = Annotated[bool, switch("--markdown", "Print the tables as Markdown.")]
 
 
@@ -33,7 +30,7 @@ AsMarkdown = Annotated[bool, switch("--markdown", "Print the tables as Markdown.
 def what_leaves(
     subject: Subject,
     named: Named = NOTHING_NAMED,
-    set_: Settings = None,
+    set_: Assignments = None,
     markdown: AsMarkdown = False,
     json: Json = False,
 ) -> None:
