@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.atomic import to_json
 from fedtailor.core.errors import ConfigError, DataError, joined
 from fedtailor.core.options import show
-from fedtailor.core.reading import read_object
-from fedtailor.data.split import SplitRecord
 from fedtailor.experiment.config import Config, flatten, keys_without_result, load_config, to_toml
-from fedtailor.experiment.folder import SPLIT_FILE, refuse_existing
+from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import CONFIG_FILE, holds_run, read_provenance
 
 _MOST_DIFFERENCES = 3
@@ -175,24 +171,6 @@ def refuse_other_inputs(begun: Mapping[str, Any], now: Mapping[str, Any], path: 
                 allowed=before,
                 got=today,
             )
-
-
-def refuse_edited_split(split: SplitRecord, path: Path) -> None:
-    """Check that the split in a run folder, if it is there already, is the one of the run.
-
-    Raises:
-        DataError: it is not; the message names the key.
-    """
-    file = path / SPLIT_FILE
-    if not file.exists():
-        return
-
-    there = read_object(file, within=path)
-    for key, value in json.loads(to_json(split)).items():
-        if there.get(key) != value:
-            message = f"'{file}' was edited: {key} is not what the run began with."
-            hint = " Change it back to resume the run."
-            raise DataError(message + hint, key=key, path=file)
 
 
 def changed_software(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -31,7 +31,6 @@ from fedtailor.experiment.provenance import describe, describe_data
 from fedtailor.experiment.reader import fold_folder, holds_run, read_provenance, read_result
 from fedtailor.experiment.resume import (
     begun_config,
-    refuse_edited_split,
     refuse_other_configuration,
     refuse_other_inputs,
     values_at_start,
@@ -384,7 +383,6 @@ def _refuse_other_inputs(path: Path, prepared: PreparedRun, split: SplitRecord) 
         begun = read_provenance(path)
         now = _provenance_of_inputs(prepared, split)
         refuse_other_inputs(begun, now, path)
-        refuse_edited_split(split, path)
 
 
 def _finished_result(

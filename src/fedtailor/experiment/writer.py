@@ -156,6 +156,8 @@ class RunWriter:
         done = 0 if restored is None else restored.state.round
         events = self._folder.absences(after=done)
 
+        # At every start, in case the file was edited.
+        self._folder.write_split(self._plan.split())
         if restored is None:
             notes += self._begin()
         else:
@@ -175,7 +177,6 @@ class RunWriter:
             notes.append("no checkpoint can be used: the run begins again with its first round.")
 
         self._folder.write_provenance(self._plan.provenance)
-        self._folder.write_split(self._plan.split())
         write_input_specification(self.path, self._plan.inputs)
         return [*notes, *self._plan.notes]
 
