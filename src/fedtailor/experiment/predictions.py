@@ -60,21 +60,16 @@ class ClientPredictions:
     """Which examples belong together, such as those of a patient; None: each is its own."""
 
     def __post_init__(self) -> None:
-        count = self.positions.size
-        shapes = {array.shape for array in self.probabilities.values()}
-        fits = self.positions.shape == self.labels.shape == (count,) and len(shapes) <= 1
-        if not fits or any(len(shape) != 2 or shape[0] != count for shape in shapes):
-            raise ValueError(f"{count} positions, {self.labels.shape} labels, {shapes}")
-
-        kinds = {self.positions.dtype.kind + self.labels.dtype.kind}
-        kinds |= {array.dtype.kind for array in self.probabilities.values()}
+        flat = [self.positions, self.labels]
         if self.groups is not None:
-            kinds.add(self.groups.dtype.kind + "i")
-            if self.groups.shape != (count,):
-                raise ValueError(f"{count} positions, {self.groups.shape} groups")
+            flat.append(self.groups)
 
-        if not kinds <= {"ii", "f"}:
-            raise ValueError(f"types of numbers: {sorted(kinds)}")
+        count = self.positions.size
+        shapes = {array.shape for array in flat}
+        tables = {array.shape for array in self.probabilities.values()}
+        fits = shapes == {(count,)} and len(tables) <= 1
+        if not fits or any(len(shape) != 2 or shape[0] != count for shape in tables):
+            raise ValueError(f"shapes that do not fit together: {shapes | tables}")
 
 
 def write_predictions(path: Path, clients: Mapping[int, ClientPredictions]) -> None:
