@@ -162,20 +162,19 @@ def test_a_record_of_another_protocol_does_not_count(small, monkeypatch):
     assert read_board(small)["small/local/0"]["rounds"] == 3 and is_done(cell, read_board(small))
 
 
-def test_an_interrupted_cell_has_the_record_of_one_that_was_not(small, tmp_path):
+def test_an_interrupted_cell_has_the_record_of_one_that_was_not(small, tmp_path, monkeypatch):
     run(small, "fedavg_ft", only=["/0"])
+    rounds = []
 
-    class Stop(RunProgress):
-        rounds = 0
-
-        def round(self, record):
-            self.rounds += 1
-            if self.rounds == 3:
-                raise KeyboardInterrupt
+    def stop(self, record):
+        rounds.append(record)
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
 
     again = tmp_path / "again" / "records.jsonl"
-    with pytest.raises(KeyboardInterrupt):
-        run(again, "fedavg_ft", only=["/0"], engine="reference", progress=Stop())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunProgress, "round", stop)
+        run(again, "fedavg_ft", only=["/0"], engine="reference")
     assert not again.exists()
     stopped = again.parent / "work"
     assert list(stopped.iterdir())

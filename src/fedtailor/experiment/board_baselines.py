@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from fedtailor.core.atomic import make_folder, write_json
 from fedtailor.core.errors import all_done
@@ -29,28 +29,18 @@ _DIGITS = 6
 """Decimal places of accuracies."""
 
 
-class OwnBaselines(NamedTuple):
-    """The accuracies of simple models at every client; None without test examples."""
-
-    alone: list[float | None]
-    """Of the best one of each client, trained on its own examples."""
-    alone_models: list[str | None]
-    """Their names."""
-    pooled: list[float | None]
-    """Of the best one of all data in one place."""
-    pooled_model: str
-
-
-def train_own_baselines(
-    config: Config, work: Path, name: str, progress: RunProgress | None
-) -> OwnBaselines:
+def train_own_baselines(config: Config, work: Path, name: str) -> dict[str, Any]:
     """Train the baselines of a federation in one repetition, unless the folder holds them.
 
     Args:
         config: of any method there; it names the baselines.
         work: the folder of unfinished cells.
         name: of federation and repetition.
-        progress: is told how many clients are done.
+
+    Returns:
+        Accuracies at every client, None without test examples: ``alone`` of the best model that is
+        trained on the client's own examples, and ``pooled`` of the best one of all data in one
+        place; their names are ``alone_models``, by client, and ``pooled_model``.
 
     Raises:
         DataError: data are missing or damaged.
@@ -61,9 +51,9 @@ def train_own_baselines(
 
     # The runs of all cells look for baselines in a folder of several runs.
     begin(work, _KIND, [])
-    prepared = assemble(config, config.seeds[0], progress=progress)
+    prepared = assemble(config, config.seeds[0])
     with all_done([prepared.engine.close]):
-        add_baselines(prepared, folder, progress or RunProgress())
+        add_baselines(prepared, folder, RunProgress())
         key = read_object(folder / CHOICES_FILE, within=folder)["key"]
         own = folder / _OWN_FILE
         record = read_object(own, within=folder) if own.is_file() else {}
@@ -74,7 +64,12 @@ def train_own_baselines(
             write_json(own, record, indent=2)
 
     alone, alone_models = _alone(folder, len(prepared.divided.positions))
-    return OwnBaselines(alone, alone_models, record["pooled"], record["pooled_model"])
+    return {
+        "alone": alone,
+        "alone_models": alone_models,
+        "pooled": record["pooled"],
+        "pooled_model": record["pooled_model"],
+    }
 
 
 def _alone(folder: Path, num_clients: int) -> tuple[list[float | None], list[str | None]]:

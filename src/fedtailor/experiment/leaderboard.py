@@ -32,8 +32,6 @@ from fedtailor.core.targets import source_digest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedtailor.experiment.tracking import RunProgress
-
     Say = Callable[[str], None]
 
 VERSION = 2
@@ -333,7 +331,6 @@ def run_cells(
     engine: str = "auto",
     hours: float = math.inf,
     work: Path = Path("runs/leaderboard"),
-    progress: RunProgress | None = None,
     say: Say = lambda _: None,
 ) -> dict[str, str]:
     """Run the cells that have no record, and add a line to the file for each.
@@ -348,7 +345,6 @@ def run_cells(
         engine: changes nothing but the time.
         hours: no cell begins after so many of them.
         work: folder of unfinished cells.
-        progress: is told about every round.
         say: is told a sentence about every cell.
 
     Returns:
@@ -379,7 +375,7 @@ def run_cells(
 
         say(f"{number} of {len(missing)}: {cell.name}")
         try:
-            record = run_cell(cell, overrides, work, progress)
+            record = run_cell(cell, overrides, work)
         except (ConfigError, DataError, RunError) as error:
             failures[cell.name] = str(error)
             say(f"{cell.name} failed: {error}")
@@ -396,19 +392,13 @@ def run_cells(
     return failures
 
 
-def run_cell(
-    cell: Cell,
-    overrides: Sequence[tuple[str, Any]],
-    work: Path,
-    progress: RunProgress | None = None,
-) -> Record:
+def run_cell(cell: Cell, overrides: Sequence[tuple[str, Any]], work: Path) -> Record:
     """Run a cell: a sweep of its trials, and the record of the one that was chosen.
 
     Args:
         cell: the method on the federation.
         overrides: values of the configuration that change no result, such as the data folder.
         work: folder of unfinished cells.
-        progress: is told about every round.
 
     Raises:
         ConfigError: the method cannot work on the federation.
@@ -422,13 +412,13 @@ def run_cell(
 
     # What clients would use alone is the same for all methods.
     config = make_config(cell.sections(), overrides)
-    own = train_own_baselines(config, work, f"{cell.federation}-{cell.repetition}", progress)
+    own = train_own_baselines(config, work, f"{cell.federation}-{cell.repetition}")
 
     # A sweep continues with the engine that it began with.
     folder = work / f"{safe_name(cell.name)}-{cell.digest}-{config.engine.name}"
     is_new = not folder.exists()
     begin = _processor_seconds()
-    result = sweep(config, values=cell.tried, sampler="grid", out=folder, progress=progress)
+    result = sweep(config, values=cell.tried, sampler="grid", out=folder)
     processor_seconds = round(_processor_seconds() - begin, 1)
 
     (method,) = result["methods"]
@@ -451,7 +441,7 @@ def run_cell(
         "chosen": best["values"],
         "validation": best["validation"],
         **_scores(folder / best["run"], config.seeds[0]),
-        "baselines": own._asdict(),
+        "baselines": own,
         "trial_seconds": round(method["seconds"], 1),
         "processor_seconds": processor_seconds if is_new else None,
         "machine": machine(),
