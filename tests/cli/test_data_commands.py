@@ -69,8 +69,8 @@ def test_fetch(data, folder, monkeypatch):
     monkeypatch.setattr(fetching, "transfer", arrive)
     monkeypatch.setattr(fetching, "DATASETS", table)
     code, out, err = data("fetch", "mnist", "--data-dir", "there")
-    assert code == 0 and "MNIST/raw/file" in out and "7 B" in out
-    assert err.splitlines()[0] == "file: 0 B of 7 B, 0 %"
+    assert code == 0 and "MNIST/raw/file" in out and "7 bytes" in out
+    assert err.splitlines()[0] == "file: 0 bytes of 7 bytes, 0 %"
     record = as_json(data("fetch", "mnist", "--data-dir", "there", "--json"))
     assert (
         record["files"] == [{"path": "MNIST/raw/file", "bytes": 7}] and record["elsewhere"] is None

@@ -38,8 +38,9 @@ def report(
     It holds figures, tables and settings. It is made from the records alone, so it can be made
     again at any time, also while a run continues.
     """
+    from rich.filesize import decimal
+
     from fedtailor.cli.show.console import say
-    from fedtailor.cli.show.data import size
     from fedtailor.core.atomic import safe_name
     from fedtailor.core.errors import find_name
     from fedtailor.core.text import counted
@@ -83,6 +84,6 @@ def report(
         return
 
     count = len(page.figures)
-    say(f"{target}: {counted(count, 'figure')}, {size(sizes[-1])}. Open it in any browser.")
+    say(f"{target}: {counted(count, 'figure')}, {decimal(sizes[-1])}. Open it in any browser.")
     if figures:
         say(f"The figures as {ending.upper()}, and their numbers as CSV, are in {figures}")

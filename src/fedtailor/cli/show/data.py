@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.filesize import decimal
+
 from fedtailor.cli.show.console import line_of_note, say, shortened, table
 from fedtailor.cli.show.progress import CountLine
 
@@ -21,28 +23,11 @@ _HEADINGS = {
 """What the problems of each severity mean, in the order of printing."""
 
 
-def size(number: int) -> str:
-    """Return a number of bytes in words.
-
-    Example:
-        >>> size(170_498_071)
-        '170.5 MB'
-    """
-    if number < 1000:
-        return f"{number} B"
-    value = float(number)
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 999.95:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1000:.1f} TB"
-
-
 def show_inventory(folder: str, records: Sequence[Mapping[str, Any]]) -> None:
     """Print the known data sets."""
     rows = []
     for record in records:
-        on_disk = size(record["bytes"]) if record["files"] else "-"
+        on_disk = decimal(record["bytes"]) if record["files"] else "-"
         words = [record["name"], record["description"], _state(record), _way_to_get(record)]
         rows.append([*words, record["license"], on_disk])
 
@@ -72,7 +57,7 @@ def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
     """Print everything that is known about a data set."""
     name = record["name"]
     examples = record["examples"]
-    files = f"{record['files']:,} ({size(record['bytes'])})" if record["files"] else "none"
+    files = f"{record['files']:,} ({decimal(record['bytes'])})" if record["files"] else "none"
     way = record["elsewhere"] or "nothing to get"
     if record["fetchable"]:
         way = f"fedtailor data fetch {name}"
@@ -102,7 +87,7 @@ def show_dataset(folder: str, record: Mapping[str, Any]) -> None:
 
 def show_fetched(record: Mapping[str, Any]) -> None:
     """Print the files of a data set that are there."""
-    rows = [[file["path"], size(file["bytes"])] for file in record["files"]]
+    rows = [[file["path"], decimal(file["bytes"])] for file in record["files"]]
     if rows:
         table(f"{record['dataset']}, in {record['folder']}", ["file", "size"], rows)
     else:
@@ -213,6 +198,6 @@ class FetchLine(CountLine):
         if what.startswith("unpacking "):
             return what
         if not total:
-            return f"{what}: {size(done)}"
+            return f"{what}: {decimal(done)}"
 
-        return f"{what}: {size(done)} of {size(total)}, {100 * done / total:.0f} %"
+        return f"{what}: {decimal(done)} of {decimal(total)}, {100 * done / total:.0f} %"
