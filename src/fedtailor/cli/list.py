@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from fedtailor.cli.options import Json, argument
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import UsageError, find_name
@@ -20,13 +18,6 @@ def list_(
     name: Annotated[
         str, argument("NAME", "One of the algorithms, to show its paper and options.")
     ] = "",
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="For algorithms: the model whose bytes are counted, or package.module:function.",
-        ),
-    ] = "cifar_cnn",
     json: Json = False,
 ) -> None:
     """List the algorithms, data sets, models, partitions, engines or metrics."""
@@ -38,12 +29,12 @@ def list_(
     from fedtailor.cli.show.lists import show_algorithm, show_algorithms, show_list
     from fedtailor.experiment.catalog import list_algorithms, list_table
 
-    entries = list_algorithms(model, name) if table == "algorithms" else list_table(table)
+    entries = list_algorithms(name) if table == "algorithms" else list_table(table)
     if json:
         print_json({table: entries})
     elif name:
-        show_algorithm(entries[0], model)
+        show_algorithm(entries[0])
     elif table == "algorithms":
-        show_algorithms(entries, model)
+        show_algorithms(entries)
     else:
         show_list(table, entries)

@@ -14,8 +14,8 @@ from fedtailor.simulation.engines import ENGINES
 
 NUM_CLASSES = 10
 """Of the model whose bytes are counted."""
-DEFAULT_MODEL = "cifar_cnn"
-"""The model whose bytes are counted, unless another is named."""
+MODEL = "cifar_cnn"
+"""The model whose bytes are counted."""
 
 
 def list_table(kind: str) -> list[dict[str, Any]]:
@@ -39,23 +39,20 @@ def list_table(kind: str) -> list[dict[str, Any]]:
     return [{"name": name, "description": table[name]} for name in names]
 
 
-def list_algorithms(model: str, algorithm: str = "") -> list[dict[str, Any]]:
-    """Return what each algorithm sends and keeps when it trains a model, ready for JSON.
+def list_algorithms(algorithm: str = "") -> list[dict[str, Any]]:
+    """Return what each algorithm sends and keeps when it trains :data:`MODEL`, ready for JSON.
 
     Args:
-        model: a name, or a user's ``package.module:function``, which is built for inputs of the
-            default model's shape.
         algorithm: name of the only one; empty: all.
 
     Raises:
-        ConfigError: there is no such model or algorithm.
+        ConfigError: there is no such algorithm.
     """
     from fedtailor.core.task import Task
     from fedtailor.experiment.algorithm_card import describe_algorithm
 
-    name = model if ":" in model else find_name("model", model, MODELS, key="--model")
-    shape = MODELS[DEFAULT_MODEL if ":" in name else name].shape
-    task = Task(build_model(name, shape, NUM_CLASSES), NUM_CLASSES, shape)
+    shape = MODELS[MODEL].shape
+    task = Task(build_model(MODEL, shape, NUM_CLASSES), NUM_CLASSES, shape)
     names = sorted(ALGORITHMS)
     if algorithm:
         names = [find_name("algorithm", algorithm, ALGORITHMS, key="name")]

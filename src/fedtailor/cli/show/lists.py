@@ -7,6 +7,7 @@ from typing import Any
 
 from fedtailor.cli.show.console import table
 from fedtailor.core.options import show
+from fedtailor.experiment.catalog import MODEL, NUM_CLASSES
 
 
 def show_list(kind: str, entries: Sequence[Mapping[str, Any]]) -> None:
@@ -16,7 +17,7 @@ def show_list(kind: str, entries: Sequence[Mapping[str, Any]]) -> None:
     table(title, ["name", "description"], rows, left=2)
 
 
-def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
+def show_algorithms(entries: Sequence[Mapping[str, Any]]) -> None:
     """Print the algorithms: what clients send and keep, and the bytes per round and client."""
     columns = [
         "name",
@@ -35,7 +36,7 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
         rows.append([*words, entry["primary_evaluation"], *traffic])
 
     below = (
-        f"KiB: at most, per client and round, for the model {model} with 10 classes. "
+        f"KiB: at most, per client and round, for the model {MODEL} with {NUM_CLASSES} classes. "
         "*: the server sees this for every single client, so secure aggregation is not possible; "
         "of everything else it needs only means or sums over clients. "
         "primary evaluation: the model that the method is about, "
@@ -47,14 +48,14 @@ def show_algorithms(entries: Sequence[Mapping[str, Any]], model: str) -> None:
     table("Algorithms", columns, rows, left=5, below=below)
 
 
-def show_algorithm(entry: Mapping[str, Any], model: str) -> None:
+def show_algorithm(entry: Mapping[str, Any]) -> None:
     """Print one algorithm: what it is, what it sends, and its options with their defaults."""
     traffic = f"{entry['bytes_down'] / 1024:.0f} KiB down, {entry['bytes_up'] / 1024:.0f} KiB up"
     rows = [
         ["description", entry["description"]],
         ["clients send", _sent(entry)],
         ["clients keep", ", ".join(entry["kept_by_clients"]) or "-"],
-        ["per client and round", f"{traffic}, for the model {model} with 10 classes"],
+        ["per client and round", f"{traffic}, for the model {MODEL} with {NUM_CLASSES} classes"],
         ["primary evaluation", entry["primary_evaluation"]],
         ["after the rounds", entry["adaptation"]],
         ["new clients", entry["onboarding"]],
