@@ -12,7 +12,7 @@ from fedtailor.algorithms import load_algorithm
 from fedtailor.core import rng, tree
 from fedtailor.core.adaptation import WithoutTraining
 from fedtailor.core.algorithm import AnyAlgorithm
-from fedtailor.core.devices import HOST, refuse_missing_bfloat16
+from fedtailor.core.devices import refuse_missing_bfloat16
 from fedtailor.core.engine import Engine
 from fedtailor.core.errors import DataError, match_name, unknown_name
 from fedtailor.core.federation import Federation, Roster
@@ -87,15 +87,6 @@ def refuse_impossible_augmentation(training: Training, shape: tuple[int, ...]) -
     if training.crop_padding >= min(shape[1:]):
         allowed = f"less than {min(shape[1:])}, the side of an image"
         raise wrong_value("training.crop_padding", allowed, training.crop_padding)
-
-
-def notes_on_device(device: torch.device) -> Iterator[str]:
-    """Yield a note if a run takes place on another device than the CPU."""
-    if device != HOST:
-        yield (
-            f"this version has not been tested on the device {device}: compare some rounds with "
-            "--device cpu."
-        )
 
 
 def notes_on_idle_training(
@@ -288,7 +279,6 @@ def assemble(
         *notes_on_frozen_body(algorithm, federation.common_task, model_name),
         *notes_on_idle_training(algorithm, federation, schedule),
         *notes_on_unprotected_fields(algorithm, task, schedule),
-        *notes_on_device(device),
     ]
 
     inputs = input_specification(divided, normalize)
