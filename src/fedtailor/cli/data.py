@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -234,8 +235,7 @@ def partition(
         raise wrong_value("--out", "a name that ends in .json", out)
 
     check_is_new(out)
-    values = _values(named, seed)
-    options = _options(values, read_assignments(set_))
+    options = _options(_values(named, seed), read_assignments(set_))
     with CountLine() as preparation:
         division = divide(options, run_seed=0, report=preparation)
 
@@ -247,7 +247,7 @@ def partition(
     record = describe_division(division, split)
     record["notes"] = division.notes
     record["out"] = out or None
-    record["use"] = _run_command(out, values, set_ or []) if out else None
+    record["use"] = shlex.join(["fedtailor", "run", "--split", out]) if out else None
     print_result(record, json, show_partition)
 
 
@@ -257,11 +257,9 @@ def plot(
     out: Annotated[
         str,
         text_option(
-            "FILE",
-            "Picture to write: .html, .pdf, .png or .svg (default: partition.html, or "
-            "partition-2.html).",
+            "FILE", "Picture to write: .html, .pdf, .png or .svg (default: partition.html)."
         ),
-    ] = "",
+    ] = "partition.html",
     named: Named = NOTHING_NAMED,
     seed: Seed = None,
     set_: Assignments = None,
@@ -275,9 +273,8 @@ def plot(
 
     from fedtailor.report.page.files import write_figure
 
-    path = out or _free_name()
-    write_figure(picture, Path(path))
-    print_result({"out": path}, json, say, f"The picture is in {path}")
+    write_figure(picture, Path(out))
+    print_result({"out": out}, json, say, f"The picture is in {out}")
 
 
 def _values(named: Named, seed: int | None) -> dict[str, Any]:
@@ -302,16 +299,6 @@ def _options(values: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> 
     return options
 
 
-def _free_name() -> str:
-    """Return a name for a picture that is not taken."""
-    name = "partition.html"
-    number = 2
-    while os.path.lexists(name):
-        name = f"partition-{number}.html"
-        number += 1
-    return name
-
-
 def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
     """Return the condition of each client's examples in a run. No image is computed."""
     if not options.shift.strip():
@@ -323,32 +310,6 @@ def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:
     check_images(division.dataset)
     _, pairs = conditions_of(division, parse_shift(options.shift))
     return tuple(CLEAN if pair is None else str(pair) for pair in pairs)
-
-
-def _run_command(out: str, values: dict[str, Any], assignments: Sequence[str]) -> str:
-    """Return the command for a run on the split, with options that the split does not decide."""
-    import shlex
-
-    from fedtailor.data.options import DIVIDING
-    from fedtailor.experiment.config import config_flags, parse_assignment
-
-    decided = {f"data.{name}" for name in ("split", "new_clients", *DIVIDING)}
-    flags = config_flags()
-    words = ["fedtailor", "run", "--split", out]
-
-    for key, value in values.items():
-        if key in decided:
-            continue
-
-        # The seed of the data has no option of its own in a run.
-        words += [flags[key].option, value] if key in flags else ["--set", f"{key}={value}"]
-
-    for text in assignments:
-        key, _ = parse_assignment(text)
-        if key not in decided:
-            words += ["--set", text]
-
-    return shlex.join(words)
 
 
 def _draw(options: DataOptions) -> Figure:
