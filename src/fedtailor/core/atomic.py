@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,21 @@ def to_json(value: Any, *, indent: int | None = None, compact: bool = False) -> 
         # Rare, and to look at every number first would take most of the time.
         finite = _finite(value)
         return json.dumps(finite, indent=indent, separators=separators, allow_nan=False)
+
+
+def as_plain(value: Any) -> Any:
+    """Return a value ready for JSON: names of fields become keys, and tuples lists."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value):
+        value = {part.name: getattr(value, part.name) for part in fields(value)}
+
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return [as_plain(part) for part in value]
+
+    return value
 
 
 def _finite(value: Any) -> Any:

@@ -26,6 +26,8 @@ SHARE = "verdict"
 """What ``share`` names."""
 _NUMBERS = {"difference": -1.0, "low": -1.0, "high": -1.0, "p_value": 0.0}
 """Numbers of a verdict, at most 1, and their smallest values."""
+_DIGITS = 5
+"""Decimal places that a site sends of a difference."""
 
 
 def verdict_of(folder: Path, run: str) -> dict[str, Any] | None:
@@ -40,7 +42,8 @@ def verdict_of(folder: Path, run: str) -> dict[str, Any] | None:
         return None
 
     (site,) = worth_it["sites"]
-    paired = {key: site["difference"][key] for key in ("difference", "low", "high")}
+    difference = site["difference"]
+    paired = {key: round(difference[key], _DIGITS) for key in ("difference", "low", "high")}
     own = next(iter(site["own"]))
     return {"own": own, "examples": site["examples"], "p_value": site["p_value"], **paired}
 

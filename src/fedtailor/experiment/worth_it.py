@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from fedtailor.core.atomic import as_plain
 from fedtailor.core.errors import joined, printable
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.core.schedule import Measure
@@ -23,9 +24,7 @@ from fedtailor.experiment.site_rows import (
     OWN,
     PERSONALIZED,
     POOLED,
-    ModelScores,
     OwnModel,
-    Paired,
     SeedPredictions,
     SiteRow,
     Verdict,
@@ -34,8 +33,6 @@ from fedtailor.experiment.site_rows import (
 )
 
 Record = dict[str, Any]
-_DIGITS = 5
-"""Decimal places in records."""
 _MOSTLY_ONE_CLASS = 0.8
 """Share of a class, from which on accuracy says little."""
 _POOLED = "pooled_"
@@ -208,34 +205,5 @@ def as_record(rows: Sequence[SiteRow], measure: Measure) -> Record:
         "verdicts": count_verdicts(row.verdict for row in rows),
         "measure": measure,
         "rule": rule(measure, len(rows)),
-        "sites": [_row_record(row) for row in rows],
+        "sites": [as_plain(row) for row in rows],
     }
-
-
-def _row_record(row: SiteRow) -> Record:
-    others = row.other_differences
-    return {
-        "site": row.site,
-        "client": row.client,
-        "examples": row.examples,
-        "groups": row.groups,
-        "majority": _rounded(row.majority),
-        "own": dict(row.own),
-        "scores": {model: _figures(scores) for model, scores in row.scores.items()},
-        "difference": _figures(row.difference),
-        "other_differences": {measure: _figures(paired) for measure, paired in others.items()},
-        "p_value": row.p_value,
-        "corrected_p_value": row.corrected_p_value,
-        "verdict": row.verdict,
-    }
-
-
-def _figures(figures: ModelScores | Paired | None) -> Record | None:
-    """Return figures by name, rounded; None where there are none."""
-    if figures is None:
-        return None
-    return {name: _rounded(value) for name, value in figures._asdict().items()}
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, _DIGITS)

@@ -8,9 +8,10 @@ which a test is significant.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
+from fedtailor.core.atomic import as_plain
 from fedtailor.core.errors import DataError, find_name
 from fedtailor.core.metrics import CLIENT_METRICS, ClientGroup, smallest_tenth, worst_tenth
 from fedtailor.core.options import wrong_value
@@ -161,7 +162,7 @@ class Comparison:
 
     def as_record(self) -> dict[str, Any]:
         """Return the comparison as a JSON-ready mapping."""
-        record: dict[str, Any] = _as_record(self)
+        record: dict[str, Any] = as_plain(self)
         groups = {group.pop("group"): group for group in record["groups"]}
         return record | {"groups": groups, "higher_is_better": self.higher_is_better}
 
@@ -487,18 +488,3 @@ def _correct_p_values(
             corrected[label, seed] = p_value
 
     return corrected
-
-
-def _as_record(value: Any) -> Any:
-    """Return a part of a comparison, ready for JSON: names of fields become keys."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = value._asdict()
-    elif is_dataclass(value):
-        value = {part.name: getattr(value, part.name) for part in fields(value)}
-
-    if isinstance(value, Mapping):
-        return {str(key): _as_record(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return [_as_record(part) for part in value]
-
-    return value
