@@ -8,7 +8,7 @@ import pytest
 
 from fedtailor.cli.options import NOTHING_NAMED, Named, read_config, with_config_flags
 from fedtailor.cli.parsing import Command, make_app
-from fedtailor.core.errors import UsageError
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import Flag, Range
 from fedtailor.core.schedule import Training
 from fedtailor.experiment import config
@@ -56,12 +56,12 @@ def test_flags_are_read_as_what_their_fields_hold(read):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lr", "fast"], "--lr must be a number, got 'fast'."),
-        (["--epochs", "0.5"], "--epochs must be a whole number, got '0.5'."),
+        (["--lr", "fast"], "training.lr must be a number, got 'fast'."),
+        (["--epochs", "0.5"], "training.epochs must be a whole number, got 0.5."),
     ],
 )
 def test_other_values_are_refused(read, words, message):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(ConfigError) as caught:
         read(*words)
     assert caught.value.message == message
 

@@ -19,7 +19,6 @@ from fedtailor.cli.options import (
     Seed,
     number_option,
     read_config,
-    whole_number,
     with_config_flags,
 )
 from fedtailor.cli.parsing import Command, make_group
@@ -41,12 +40,7 @@ def members(
     algorithm: Methods = None,
     trainings: Annotated[
         int,
-        typer.Option(
-            parser=whole_number("--trainings"),
-            metavar="NUMBER",
-            help="Trainings of every method, each with half of the examples (default: 16).",
-            show_default=False,
-        ),
+        number_option("--trainings", "Trainings of every method, each with half of the examples."),
     ] = 16,
     named: Named = NOTHING_NAMED,
     seed: Annotated[
@@ -81,12 +75,7 @@ def noise(
     algorithm: Algorithm = "",
     canaries: Annotated[
         int,
-        typer.Option(
-            parser=whole_number("--canaries"),
-            metavar="NUMBER",
-            help="Clients or examples that are made up; half take part (default: 200).",
-            show_default=False,
-        ),
+        number_option("--canaries", "Clients or examples that are made up; half take part."),
     ] = 200,
     named: Named = NOTHING_NAMED,
     seed: Seed = None,

@@ -12,7 +12,7 @@ import typer
 from fedtailor.cli.options import (
     Json,
     argument,
-    decimal_number,
+    number_option,
     read_assignments,
     text_option,
     with_options,
@@ -56,10 +56,10 @@ class CellOptions(NamedTuple):
     ] = None
     hours: Annotated[
         float | None,
-        typer.Option(
-            parser=decimal_number("--hours"),
-            metavar="NUMBER",
-            help="No cell begins after so many hours (default: all that are missing).",
+        number_option(
+            "--hours",
+            "No cell begins after so many hours (default: all that are missing).",
+            kind=float,
         ),
     ] = None
 

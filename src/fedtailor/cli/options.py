@@ -40,30 +40,28 @@ def text_option(metavar: str, help: str, *names: str) -> Any:
     return typer.Option(*names, metavar=metavar, show_default=False, help=help)
 
 
-def number_option(option: str, help: str, *, at_least: int | None = None) -> Any:
-    """Return the declaration of an option that takes a whole number.
+def number_option(
+    option: str,
+    help: str,
+    *,
+    kind: type[int] | type[float] = int,
+    at_least: int | None = None,
+) -> Any:
+    """Return the declaration of an option that takes a number.
 
     Args:
         option: as the user writes it.
         help: what it is.
+        kind: of the number.
         at_least: smallest allowed value.
     """
-    parser = whole_number(option, at_least=at_least)
-    return typer.Option(option, parser=parser, metavar="NUMBER", help=help)
+    allowed = "a whole number" if kind is int else "a number"
+    if at_least is not None:
+        allowed += f", {at_least} or more"
 
-
-def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str], int]:
-    """Return a function that reads the value of an option that takes a whole number.
-
-    Args:
-        option: as the user writes it, for the message.
-        at_least: smallest allowed value.
-    """
-    allowed = "a whole number" if at_least is None else f"a whole number, {at_least} or more"
-
-    def read(text: str) -> int:
+    def read(text: str) -> float:
         try:
-            number = int(text)
+            number = kind(text)
         except ValueError:
             number = None
 
@@ -72,23 +70,7 @@ def whole_number(option: str, *, at_least: int | None = None) -> Callable[[str],
 
         return number
 
-    return read
-
-
-def decimal_number(option: str) -> Callable[[str], float]:
-    """Return a function that reads the value of an option that takes a number.
-
-    Args:
-        option: as the user writes it, for the message.
-    """
-
-    def read(text: str) -> float:
-        try:
-            return float(text)
-        except ValueError:
-            raise wrong_value(option, "a number", text, kind=UsageError) from None
-
-    return read
+    return typer.Option(option, parser=read, metavar="NUMBER", help=help)
 
 
 Json = Annotated[bool, switch("--json", "Print one JSON object to stdout, errors included.")]
@@ -231,7 +213,7 @@ def _make_parameter(key: str, flag: Flag, hint: Any) -> inspect.Parameter:
         option = typer.Option(*names, metavar="", help=flag.help)
         annotation: Any = Annotated[bool | None, option]
     else:
-        parser = _parser_of(key, flag, kind)
+        parser = _parser_of(key, kind)
         option = typer.Option(*names, metavar=flag.metavar, help=flag.help, parser=parser)
         annotation = Annotated[str | None, option]
 
@@ -241,21 +223,14 @@ def _make_parameter(key: str, flag: Flag, hint: Any) -> inspect.Parameter:
     )
 
 
-def _parser_of(key: str, flag: Flag, kind: type | None) -> Callable[[str], Any] | None:
-    """Return what reads the value of an option; None: it is text as it is."""
-    if key == "seeds":
-        return read_seeds
-    if kind is int:
-        return whole_number(flag.option)
-    if kind is float:
-        return decimal_number(flag.option)
-    if kind is str:
-        return None
-
-    # Values of several kinds, such as shares or numbers of clients: as a file would have them.
+def _parser_of(key: str, kind: type | None) -> Callable[[str], Any] | None:
+    """Return what reads the value of an option, as a file would have it; None: it is text."""
     from fedtailor.experiment.config import parse_value
 
-    return parse_value
+    if key == "seeds":
+        return lambda text: parse_value(f"[{text}]")
+
+    return None if kind is str else parse_value
 
 
 def read_assignments(texts: Sequence[str] | None, option: str = "--set") -> list[tuple[str, Any]]:
@@ -361,24 +336,6 @@ def refuse_missing_data(settings: Config) -> None:
         from fedtailor.data.own.layout import refuse_missing
 
         refuse_missing(settings.data.path)
-
-
-def read_seeds(text: str) -> list[int]:
-    """Read the value of ``--seeds``.
-
-    Raises:
-        UsageError: it is not a list of different whole numbers.
-    """
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        seeds = []
-
-    if not seeds or len(set(seeds)) < len(seeds):
-        allowed = "different whole numbers, such as 0,1,2"
-        raise wrong_value("--seeds", allowed, text, kind=UsageError)
-
-    return seeds
 
 
 def refuse_two_data_sets(named: Named) -> None:
