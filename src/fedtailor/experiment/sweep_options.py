@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tomli_w
 
+from fedtailor.core.atomic import to_json
 from fedtailor.core.errors import (
     ConfigError,
     FedtailorError,
@@ -20,7 +21,7 @@ from fedtailor.core.errors import (
     unknown_name,
 )
 from fedtailor.core.extras import install_command
-from fedtailor.core.options import Range, build, check_options, show, wrong_value
+from fedtailor.core.options import Range, build, check_options, wrong_value
 from fedtailor.experiment.config import (
     AlgorithmOptions,
     Config,
@@ -126,7 +127,7 @@ def import_optuna() -> Any:
 
 
 def _read_distribution(key: str, value: Any) -> BaseDistribution:
-    """Read what to try for a key: a list of different values, or a range."""
+    """Read what to try for a key: a list of values, or a range."""
     if isinstance(value, str):
         return _read_range(key, value)
     if not isinstance(value, list | tuple):
@@ -134,29 +135,18 @@ def _read_distribution(key: str, value: Any) -> BaseDistribution:
     if not value:
         raise _refuse(key, "a list with at least one value", value)
 
-    for position, item in enumerate(value):
-        if not _is_plain(item):
-            allowed = "a list of numbers, texts, true or false, or of lists or tables of these"
-            raise _refuse(key, allowed, value)
-        if item in value[:position]:
-            raise _refuse(
-                key, f"a list of different values, and {show(item)} is there twice", value
-            )
+    # Records of the sweep hold it: a date of TOML would not do.
+    try:
+        to_json(value)
+    except TypeError:
+        allowed = "a list of numbers, texts, true or false, or of lists or tables of these"
+        raise _refuse(key, allowed, value) from None
 
     # Optuna warns of lists and tables, which its databases cannot hold. There is no database here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         distributions = import_optuna().distributions
         return distributions.CategoricalDistribution(value)  # type: ignore[no-any-return]
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value can be written as JSON: a date of TOML cannot."""
-    if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, str | bool | int | float)
 
 
 def _read_range(key: str, text: str) -> BaseDistribution:
