@@ -401,8 +401,8 @@ def test_a_site_that_shares_its_verdict_sends_that_row_only(tmp_path):
     for name, row in shared["sites"].items():
         folder = tmp_path / "sites" / name
         (kept,) = read_run(folder / "model").result["worth_it"]["sites"]
-        paired = kept["difference"]
-        expected = ["logistic_regression", kept["examples"], kept["p_value"], *paired.values()]
+        paired = [round(value, 5) for value in kept["difference"].values()]
+        expected = ["logistic_regression", kept["examples"], kept["p_value"], *paired]
         assert [row[key] for key in names] == expected
         assert "verdict" in {value["name"] for value in what_leaves_run(run)["sent"]}
         assert "| verdict of the site | 1 |" in page(folder, name, ("verdict",), SitePolicy(), [])
