@@ -20,16 +20,8 @@ from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
 from fedtailor.core.message import Each, Mean
 from fedtailor.core.reduction import FieldSum
-from simulation.engines.programs import (
-    leave_a_timer,
-    leave_an_alarm,
-    leave_another_rounding,
-    leave_autocast,
-    leave_modes,
-)
 
 ONLY_PROCESSES = ("reference", "workers", "batched")
-IN_THE_MAIN_THREAD = ("reference", "batched", "processes")
 FAULTY = 2
 """The client that misbehaves."""
 ROUND = 1
@@ -448,14 +440,6 @@ def change_later(round):
 # Settings of the thread and of the process
 
 
-def set_a_handler():
-    signal.signal(signal.SIGUSR1, lambda number, frame: None)
-
-
-def leave_a_thread():
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-
-
 fault("harmless", "takes four threads")(doing(lambda round: torch.set_num_threads(4)))
 fault("harmless", "turns gradients off")(doing(lambda round: torch.set_grad_enabled(False)))
 fault("harmless", "makes float64 the default")(
@@ -467,29 +451,12 @@ fault("harmless", "asks for deterministic algorithms")(
 fault("harmless", "lowers the precision")(
     doing(lambda round: torch.set_float32_matmul_precision("medium"))
 )
-fault("harmless", "asks for TF32")(
-    doing(lambda round: setattr(torch.backends, "fp32_precision", "tf32"))
-)
-fault("harmless", "asks for products of bfloat16")(
-    doing(lambda round: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"))
-)
-fault("harmless", "leaves autocast on")(doing(lambda round: leave_autocast()))
 fault("harmless", "leaves inference mode on")(
     doing(lambda round: torch.inference_mode().__enter__())
 )
 fault("harmless", "seeds PyTorch")(doing(lambda round: torch.manual_seed(0)))
 fault("harmless", "seeds NumPy")(doing(lambda round: np.random.seed(0)))
 fault("harmless", "seeds Python")(doing(lambda round: random.seed(0)))
-fault("harmless", "leaves modes open")(doing(lambda round: leave_modes()))
-fault("harmless", "leaves an alarm", not_in=("workers",))(doing(lambda round: leave_an_alarm()))
-fault("harmless", "sets a handler", not_in=("workers",))(doing(lambda round: set_a_handler()))
-fault("failed", "sets a handler in a thread", not_in=IN_THE_MAIN_THREAD)(
-    doing(lambda round: set_a_handler())
-)
-# In threads, these stay for the clients that follow.
-fault("harmless", "leaves a thread", not_in=ONLY_PROCESSES)(doing(lambda round: leave_a_thread()))
-fault("harmless", "leaves a timer", not_in=ONLY_PROCESSES)(doing(lambda round: leave_a_timer()))
-fault("harmless", "rounds up", not_in=ONLY_PROCESSES)(doing(lambda round: leave_another_rounding()))
 
 
 # What only another process contains

@@ -15,7 +15,6 @@ from federations import Planned, make_federation, perceptron
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
 from fedtailor.core.task import Training
-from fedtailor.core.torch_private import float32_precisions
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.processes import Processes
 from fedtailor.simulation.engines.reference import Reference
@@ -28,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:engine .workers. runs the clients of this round again:RuntimeWarning"
     ),
-    pytest.mark.filterwarnings("ignore:engine .processes. starts a new process:RuntimeWarning"),
 ]
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
@@ -148,11 +146,7 @@ def surroundings():
         "dtype": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "precision": torch.get_float32_matmul_precision(),
-        "precisions": float32_precisions(),
-        "device": str(torch.get_default_device()),
-        "autocast": torch.is_autocast_enabled("cpu"),
         "inference": torch.is_inference_mode_enabled(),
-        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
         "torch": torch.get_rng_state().tolist(),
         "numpy": repr(np.random.get_state()),
         "python": random.getstate(),

@@ -6,12 +6,11 @@ its place, and only this module changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
@@ -83,66 +82,3 @@ def resizing_operators() -> tuple[Any, ...]:
         aten._upsample_bilinear2d_aa.vec,
         aten._upsample_bicubic2d_aa.vec,
     )
-
-
-_PRECISIONS = (
-    ("generic", "all"),
-    ("mkldnn", "all"),
-    ("mkldnn", "matmul"),
-    ("mkldnn", "conv"),
-    ("mkldnn", "rnn"),
-    ("cuda", "all"),
-    ("cuda", "matmul"),
-    ("cuda", "conv"),
-    ("cuda", "rnn"),
-)
-"""Where the precision of float32 can be set: a backend and its operators, parents first. The public
-``torch.backends.mkldnn.fp32_precision`` reads its own value, but sets that of all backends."""
-
-
-def float32_precisions() -> tuple[str, ...]:
-    """Return the precision of float32 for every operation of which it can be set."""
-    return tuple(torch._C._get_fp32_precision_getter(*operation) for operation in _PRECISIONS)
-
-
-def set_float32_precisions(precisions: Sequence[str]) -> None:
-    """Set the precision of float32 for every operation where it differs from these."""
-    for operation, precision in zip(_PRECISIONS, precisions, strict=True):
-        if torch._C._get_fp32_precision_getter(*operation) == precision:
-            continue
-
-        # Follow the parent again; a value of its own only where the parent has another one.
-        torch._C._set_fp32_precision_setter(*operation, "none")
-        if torch._C._get_fp32_precision_getter(*operation) != precision:
-            torch._C._set_fp32_precision_setter(*operation, precision)
-
-
-_function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
-_pop_function_mode: Callable[[], Any] = torch.overrides._pop_mode
-_push_function_mode: Callable[[Any], None] = torch.overrides._push_mode
-
-Modes = tuple[Sequence[Any], Sequence[Any]]
-"""The modes that a thread is in: those of functions, and those of operators."""
-
-
-def open_modes() -> Modes:
-    """Return the modes that this thread is in, the outermost first."""
-    functions = _function_modes()
-    operators = _python_dispatch._get_current_dispatch_mode_stack()
-    return functions, operators
-
-
-def restore_modes(modes: Modes) -> None:
-    """Leave all modes, and enter these; nothing of the modes themselves runs."""
-    functions, operators = open_modes()
-    if functions != modes[0]:
-        for _ in functions:
-            _pop_function_mode()
-        for mode in modes[0]:
-            _push_function_mode(mode)
-
-    if operators != modes[1]:
-        for mode in reversed(operators):
-            _python_dispatch._pop_mode(getattr(mode, "_mode_key", None))
-        for mode in modes[1]:
-            _python_dispatch._push_mode(mode)

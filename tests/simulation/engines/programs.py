@@ -1,11 +1,8 @@
 """Programs that child processes import: they stand in a module of their own."""
 
-import ctypes
 import os
-import platform
 import signal
 import sys
-import threading
 import time
 from collections import namedtuple
 from dataclasses import dataclass
@@ -13,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core.engine import ExamplePositions, Job
@@ -212,86 +208,3 @@ def odd_tuple(kind):
     if kind == "a tuple of a class of its own":
         return namedtuple("Homeless", "value")
     return Moody
-
-
-# What a careless program leaves behind
-
-
-class Doubling(torch.overrides.TorchFunctionMode):
-    """A mode in which every function gives twice its value."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        value = func(*args, **(kwargs or {}))
-        return 2 * value if func is torch.ones else value
-
-
-class Watching(TorchDispatchMode):
-    """A mode that sees every operator."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-def expire(number, frame):
-    raise TimeoutError("too late")
-
-
-def leave_an_alarm():
-    signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-
-
-def leave_modes():
-    Doubling().__enter__()
-    Watching().__enter__()
-
-
-def leave_the_default_device():
-    torch.set_default_device("meta")
-
-
-def leave_autocast():
-    torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
-
-
-def leave_a_timer():
-    threading.Timer(0.05, torch.set_default_dtype, [torch.float64]).start()
-
-
-def leave_another_rounding():
-    if platform.machine() == "x86_64":
-        ctypes.CDLL(None).fesetround(0x800)  # up
-
-
-def leave_all():
-    for leave in LEAVING.values():
-        if leave is not leave_all:
-            leave()
-
-
-LEAVING = {
-    leave.__name__: leave
-    for leave in (
-        leave_an_alarm,
-        leave_modes,
-        leave_the_default_device,
-        leave_autocast,
-        leave_a_timer,
-        leave_another_rounding,
-        leave_all,
-    )
-}
-
-
-def careless(task, common, inputs):
-    """Leave something behind, by the name that is common, as client 0; look around as another."""
-    if int(inputs.client) == 0:
-        LEAVING[common]()
-        return {}
-
-    time.sleep(0.1)
-    divisor = float(inputs.client + 4)
-    return {
-        "products": torch.ones(2, 2) @ torch.ones(2, 1),
-        "quotient": torch.tensor(1 / divisor, dtype=torch.float64),
-    }

@@ -6,7 +6,7 @@ A request is a tuple of its kind and its contents; so is an answer. Requests: ``
 (a run begins), ``tables`` (the files of the data), ``task`` (its number, the task), ``map`` (the
 program, its shared inputs, what gathers outputs), ``job`` (the number of its task, and the rest of
 the job). Answers: ``output``, ``unreadable`` (why a request cannot be read), ``unsendable`` (why an
-output cannot be sent, as a failure). Each also says what the client's program left in this process.
+output cannot be sent, as a failure).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from fedtailor.simulation.engines.serialization import (
     read_frame,
     write_frame,
 )
-from fedtailor.simulation.engines.traces import Traces
 from fedtailor.simulation.engines.workers import keep_pages
 from fedtailor.simulation.programs import SharedInputs
 from fedtailor.training.replay import ReplayRunner
@@ -59,7 +58,6 @@ class RequestHandler:
         self.gather: Gather | None = None
         self.settings: Settings
         self.runner = ReplayRunner()
-        self._left = ""
 
     def answer(self, request: bytes | memoryview) -> bytes:
         """Return the answer to a request."""
@@ -68,7 +66,7 @@ class RequestHandler:
             handle = getattr(self, f"_handle_{kind}")
             output = handle(*contents)
         except BaseException as error:  # importing a user's module may raise anything
-            return encode(("unreadable", describe_error(error), ""))
+            return encode(("unreadable", describe_error(error)))
 
         return self._answer_with(output)
 
@@ -78,7 +76,7 @@ class RequestHandler:
         try:
             jobs = [self._job(*decode(request)[1:]) for request in requests]
         except BaseException as error:  # importing a user's module may raise anything
-            return [encode(("unreadable", describe_error(error), ""))] * len(requests)
+            return [encode(("unreadable", describe_error(error)))] * len(requests)
         outputs = self.gather(jobs, map(self._run, jobs))
         return [self._answer_with(output) for output in outputs]
 
@@ -120,10 +118,7 @@ class RequestHandler:
 
     def _run(self, job: Job) -> Any:
         """Run a client's program."""
-        before = Traces.current()
         output = run_job(self.program, self.shared_inputs, job, self.runner)
-        self._left = Traces.current().left_since(before)
-
         if self.settings.restore():
             self.runner = ReplayRunner()  # what was recorded under other settings may be wrong
 
@@ -133,10 +128,10 @@ class RequestHandler:
 
     def _answer_with(self, output: Any) -> bytes:
         try:
-            return encode(("output", output, self._left))
+            return encode(("output", output))
         except SerializationError as error:
             reason = f"the program's output cannot be sent to another process: {error}"
-            return encode(("unsendable", Failure(TypeError(reason)), self._left))
+            return encode(("unsendable", Failure(TypeError(reason))))
 
 
 def portable(error: BaseException) -> BaseException:

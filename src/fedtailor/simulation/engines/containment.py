@@ -1,12 +1,13 @@
 """Containment: a client's program ends no other program, and changes nothing that another one uses.
 
 A program may fail in any way: then it is its client's failure. It works on copies of its inputs,
-what it returns is copied and checked, and what it changed around it is restored: settings on which
-results depend, modes, timers and handlers of signals.
+what it returns is copied and checked. Restored are PyTorch's default type, determinism, precision,
+threads and gradient mode, and the random generators.
 
-This is about faults, not about attacks. What a program does to Python objects that it shares with
-others, to files, or from threads that it leaves running, cannot be seen. The border against hostile
-code is another process: the engine ``processes``, or a real site.
+This is about faults, not about attacks. What else a program does to its process cannot be seen:
+Python objects that it shares with others, files, handlers of signals, modes of PyTorch or threads
+that it leaves. The border against hostile code is another process: the engine ``processes``, or a
+real site.
 """
 
 from __future__ import annotations
@@ -27,13 +28,7 @@ from fedtailor.core import tree
 from fedtailor.core.devices import current
 from fedtailor.core.engine import Failure, Job, Program, cut
 from fedtailor.core.errors import RunError
-from fedtailor.core.torch_private import (
-    count_writes,
-    float32_precisions,
-    open_modes,
-    restore_modes,
-    set_float32_precisions,
-)
+from fedtailor.core.torch_private import count_writes
 from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
 from fedtailor.training.batches import take
 from fedtailor.training.one_client import PLAIN, StepRunner, steps_run_by
@@ -54,27 +49,6 @@ _TYPES = frozenset(
 """The types of tensors that can be stored and sent."""
 CLASSES: tuple[type[Tensor], ...] = (Tensor, nn.Parameter)
 """The classes of tensors that can be stored and sent."""
-_TIMERS = tuple(
-    getattr(signal, name)
-    for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
-    if hasattr(signal, name)
-)
-"""The timers of a process that send it signals; Windows has none."""
-_SIGNALS = tuple(
-    getattr(signal, name)
-    for name in (
-        "SIGALRM",
-        "SIGVTALRM",
-        "SIGPROF",
-        "SIGINT",
-        "SIGTERM",
-        "SIGHUP",
-        "SIGUSR1",
-        "SIGUSR2",
-    )
-    if hasattr(signal, name)
-)
-"""The signals that programs handle. To look at all 64 would take a fifth of a millisecond."""
 _HARMLESS = frozenset({bool, int, float, str, type(None), torch.dtype})
 """Types of values that are not tensors, and stay as they are: where a tensor is expected, they are
 refused by name."""
@@ -224,7 +198,6 @@ class Settings(NamedTuple):
     warn_only: bool
     matmul_precision: str
     """Empty if the precision was set by place as well: PyTorch then refuses to read it."""
-    precisions: tuple[str, ...]
     mkldnn: bool
 
     @classmethod
@@ -235,7 +208,6 @@ class Settings(NamedTuple):
             deterministic=torch.are_deterministic_algorithms_enabled(),
             warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             matmul_precision=_matmul_precision(),
-            precisions=float32_precisions(),
             mkldnn=bool(torch.backends.mkldnn.enabled),
         )
 
@@ -245,7 +217,6 @@ class Settings(NamedTuple):
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         if self.matmul_precision:
             torch.set_float32_matmul_precision(self.matmul_precision)
-        set_float32_precisions(self.precisions)
         torch.backends.mkldnn.enabled = self.mkldnn  # type: ignore[assignment]
 
     def restore(self) -> bool:
@@ -343,102 +314,28 @@ def refuse_to_contain(error: BaseException) -> None:
 
 @contextmanager
 def thread_restored() -> Iterator[None]:
-    """Restore what every thread has of its own, and timers and handlers in the main thread.
-
-    Of its own: number of threads, gradient mode, autocast, default device, and open modes.
-    """
+    """Restore the number of threads and the gradient mode, which every thread has of its own."""
     threads = torch.get_num_threads()
     gradients = torch.is_grad_enabled()
-    kind = current().type
-    autocast = torch.is_autocast_enabled(kind)
-    autocasts = open_autocasts()
-    device = torch.get_default_device()
-    modes = open_modes()
     try:
-        with signals_restored():
-            yield
+        yield
     finally:
-        # First the device: its context is one of the modes.
-        if torch.get_default_device() != device:
-            torch.set_default_device(None)
-        restore_modes(modes)
-
         torch.set_grad_enabled(gradients)
-        torch.set_autocast_enabled(kind, autocast)
-        close_autocasts(autocasts)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
 
 
-def open_autocasts() -> int:
-    """Return how many autocast contexts this thread is in."""
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
-
-
-def close_autocasts(outer: int) -> None:
-    """Leave autocast contexts of this thread until it is in ``outer`` ones.
-
-    PyTorch forgets the rounded parameters of training steps when the last context is left. With one
-    left open, later clients would train with parameters of earlier steps.
-    """
-    while open_autocasts() > outer:
-        torch.autocast_decrement_nesting()
-
-    if outer == 0:
-        torch.clear_autocast_cache()
-
-
 @contextmanager
 def process_restored() -> Iterator[Settings]:
-    """Restore settings, random generators, timers and handlers of the process; gives the settings.
-
-    Timers and handlers only in the main thread.
-    """
+    """Restore the settings and random generators of the process; gives the settings."""
     settings = Settings.current()
     of_torch = torch.get_rng_state()
     of_python = random.getstate()
     of_numpy = np.random.get_state()
     try:
-        with signals_restored():
-            yield settings
+        yield settings
     finally:
         settings.restore()
         torch.set_rng_state(of_torch)
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-
-
-@contextmanager
-def signals_restored() -> Iterator[None]:
-    """Stop timers that did not run before, and put back handlers and the timers that did."""
-    # Only the main thread may set handlers, and their exceptions are raised there.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    timers = running_timers()
-    handlers = signal_handlers()
-    try:
-        yield
-    finally:
-        # First the timers: one that expires now would interrupt what follows.
-        for timer, (seconds, interval) in timers.items():
-            remaining, _ = signal.getitimer(timer)
-            if (remaining > 0) != (seconds > 0) or remaining > seconds:
-                signal.setitimer(timer, seconds, interval)
-
-        for number, handler in handlers.items():
-            if signal.getsignal(number) != handler:
-                signal.signal(number, handler)
-
-
-def running_timers() -> dict[Any, tuple[float, float]]:
-    """Return the seconds until each timer expires, and its interval."""
-    return {timer: signal.getitimer(timer) for timer in _TIMERS}
-
-
-def signal_handlers() -> dict[signal.Signals, Any]:
-    """Return the handlers of signals, but for those that Python did not set."""
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    return {number: handler for number, handler in handlers.items() if handler is not None}

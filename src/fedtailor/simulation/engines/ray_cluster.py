@@ -5,19 +5,21 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fedtailor.core.engine import physical_cores
 from fedtailor.core.errors import ConfigError, FedtailorError, RunError, one_line
 from fedtailor.core.extras import install_command
 from fedtailor.core.options import wrong_value
-from fedtailor.simulation.engines.containment import signals_restored
 from fedtailor.simulation.engines.ray_actor import ClientActor, description
 
 _ADDRESS = "engine.ray_address"
@@ -107,7 +109,7 @@ class Cluster:
         import ray
 
         if not ray.is_initialized():
-            with signals_restored():
+            with _handlers_restored():
                 if self.address:
                     self._join(ray)
                 else:
@@ -198,8 +200,25 @@ class Cluster:
             self._must_disconnect = False
             import ray
 
-            with signals_restored():
+            with _handlers_restored():
                 ray.shutdown()
+
+
+@contextmanager
+def _handlers_restored() -> Iterator[None]:
+    """Put back the handlers of SIGINT and SIGTERM, which Ray replaces."""
+    # Only the main thread may set handlers.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
 
 def _await_free_cpu(ray: Any, available: int) -> None:

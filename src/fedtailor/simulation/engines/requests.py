@@ -186,8 +186,6 @@ class Answer(NamedTuple):
     arrived: bool
     """Whether the output of the program, or its failure, is here; if not, ``output`` is a
     :class:`Failure`."""
-    left: str
-    """What the program left in its process, in words; empty: nothing."""
 
 
 def read_answer(data: bytes | memoryview, engine: str) -> Answer:
@@ -197,14 +195,14 @@ def read_answer(data: bytes | memoryview, engine: str) -> Answer:
         ConfigError: the process could not read the request.
     """
     try:
-        kind, value, left = decode(data)
+        kind, value = decode(data)
     except BaseException as error:  # of a class of the output, when it is rebuilt
         reason = f"the program's output cannot be read: {describe_error(error)}"
-        return Answer(Failure(ProgramError(reason)), arrived=False, left="an unreadable output")
+        return Answer(Failure(ProgramError(reason)), arrived=False)
 
     if kind == "unreadable":
         raise cannot_send("a client's program or its inputs", value, engine)
-    return Answer(value, arrived=kind == "output", left=left)
+    return Answer(value, arrived=kind == "output")
 
 
 def cannot_send(what: str, reason: object, engine: str) -> ConfigError:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,10 +31,6 @@ from fedtailor.simulation.engines.child import serve
 serve(folder)
 """
 _ENGINE = "processes"
-_NEW_PROCESS = (
-    "engine 'processes' starts a new process, which takes seconds, because a client's program left "
-    "{left} in the old one."
-)
 _PATIENCE = 10
 """Seconds that a process has to end before it is killed."""
 _ENDING = 1
@@ -85,8 +80,6 @@ class WorkerProcess:
 
             # A process that was killed just after its answer must not get another job.
             if not late.is_set():
-                if answer.left:
-                    self._replace(answer.left)
                 return answer.output
         except (EOFError, OSError):
             pass
@@ -125,14 +118,6 @@ class WorkerProcess:
         assert process is not None and process.stdin is not None and process.stdout is not None
         write_frame(process.stdin, request)
         return read_answer(read_frame(process.stdout), _ENGINE)
-
-    def _replace(self, left: str) -> None:
-        """End the process, so that what a client's program left there reaches no other client."""
-        assert self._process is not None, "it has answered"
-        # Killed, because a process that finds its pipes closed removes the files of its parent.
-        self._process.kill()
-        self._reap()
-        warnings.warn(_NEW_PROCESS.format(left=left), RuntimeWarning, stacklevel=2)
 
     def _start(self, folder: str) -> None:
         """Start a process and wait until it is ready.
