@@ -7,6 +7,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -243,15 +244,31 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
         assert list((tmp_path / "deep").iterdir()) == []
 
 
-def test_what_a_killed_start_has_left_is_removed_by_the_next(tmp_path):
+def test_what_a_killed_start_has_left_is_removed_after_a_day(tmp_path):
     left = tmp_path / ".other.0a1b2c3d.fedtailor.tmp"
     left.mkdir()
     (left / "status.json").write_text("{}")
     mine = tmp_path / ".mine.tmp"
     mine.mkdir()
+    two_days_ago = time.time() - 2 * 86_400
+    for folder in (left, mine):
+        os.utime(folder, (two_days_ago, two_days_ago))
+
     with whole_folder(tmp_path / "busy") as unfinished:
         new_folder(tmp_path / "run")
         assert unfinished.exists() and not left.exists() and mine.exists()
+
+
+def test_models_never_follow_a_link(tmp_path):
+    folder = new_folder(tmp_path / "run")
+    for name in ("elsewhere", "nowhere"):
+        link = folder.path / "models"
+        link.symlink_to(tmp_path / name)
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        with pytest.raises(RunError):
+            folder.write_models([("a", b"", {})])
+        assert (tmp_path / "elsewhere").is_dir() and not (tmp_path / "nowhere").exists()
+        link.unlink()
 
 
 def test_a_status_that_cannot_be_written_does_not_say_that_the_run_goes_on(tmp_path, monkeypatch):

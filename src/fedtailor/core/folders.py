@@ -23,8 +23,7 @@ if sys.platform != "win32":
 _SUFFIX = ".fedtailor.tmp"
 _LONGEST_NAME = 100
 _ABANDONED = 86_400.0
-"""Seconds after which an unfinished folder counts as abandoned where the file system has no
-locks."""
+"""Seconds after which an unfinished folder counts as abandoned."""
 _SYNCHRONIZED_AT_ONCE = 16
 """Files. A disk synchronizes several in about the time of one."""
 
@@ -44,27 +43,18 @@ def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     Raises:
         RunError: a file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     written: dict[bytes, Path] = {}
-    with writing(path):
-        try:
-            temporary.mkdir()
-            for name, content in files:
-                digest = hashlib.sha256(content).digest()
-                if not _link(written.get(digest), temporary / name):
-                    (temporary / name).write_bytes(content)
-                    written[digest] = temporary / name
+    with writing(path), whole_folder(path) as unfinished:
+        for name, content in files:
+            digest = hashlib.sha256(content).digest()
+            if not _link(written.get(digest), unfinished / name):
+                (unfinished / name).write_bytes(content)
+                written[digest] = unfinished / name
 
-            _synchronize_files(written.values())
-            synchronize_folder(temporary)
-            if path.exists():
-                shutil.rmtree(path)
-
-            os.replace(temporary, path)
-            synchronize_folder(path.parent)
-        except BaseException:  # an interruption leaves nothing behind either
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        _synchronize_files(written.values())
+        synchronize_folder(unfinished)
+        if os.path.lexists(path):
+            shutil.rmtree(path)
 
 
 def _link(existing: Path | None, path: Path) -> bool:
@@ -93,19 +83,18 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """Give a folder beside ``target`` to write into, which becomes ``target`` when the block ends.
 
     If the block raises, nothing is left. What a killed process has left beside ``target`` is
-    removed.
+    removed after a day.
 
     Raises:
         OSError: the folder cannot be made, or ``target`` exists and is not an empty folder.
     """
-    target = target.resolve()
+    target = target.parent.resolve() / target.name  # a link at its place is not followed
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(target.parent)
     unfinished = target.with_name(f".{target.name[:_LONGEST_NAME]}.{secrets.token_hex(4)}{_SUFFIX}")
-    descriptor = None
 
     try:
-        descriptor = _make_locked(unfinished)
+        unfinished.mkdir()
         yield unfinished
         if os.name == "nt" and target.is_dir():
             target.rmdir()
@@ -118,8 +107,14 @@ def whole_folder(target: Path) -> Iterator[Path]:
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the unfinished folders of killed processes, as far as possible."""
+    with suppress(OSError):
+        for unfinished in folder.glob(f".*{_SUFFIX}"):
+            if time.time() - unfinished.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(unfinished, ignore_errors=True)
 
 
 class LockedError(Exception):
@@ -153,38 +148,6 @@ def lock(folder: Path) -> int | None:
         raise
 
     return descriptor
-
-
-def _make_locked(unfinished: Path) -> int | None:
-    """Make an unfinished folder and lock it, so that others see that it is not abandoned."""
-    while True:
-        unfinished.mkdir(exist_ok=True)
-
-        # Another process may take it for abandoned in this moment: then it is made again.
-        with suppress(LockedError, FileNotFoundError):
-            descriptor = lock(unfinished)
-            if unfinished.exists():
-                return descriptor
-            if descriptor is not None:
-                os.close(descriptor)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the unfinished folders of killed processes, as far as possible."""
-    with suppress(OSError):
-        for unfinished in folder.glob(f".*{_SUFFIX}"):
-            _remove_if_abandoned(unfinished)
-
-
-def _remove_if_abandoned(unfinished: Path) -> None:
-    try:
-        descriptor = lock(unfinished)
-    except (LockedError, OSError):
-        return
-    if descriptor is not None or time.time() - unfinished.stat().st_mtime > _ABANDONED:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    if descriptor is not None:
-        os.close(descriptor)
 
 
 def this_process() -> dict[str, Any]:
