@@ -215,10 +215,9 @@ def add_sum_problem(report: RoundReport, stage: Stage, sums: ReportSums) -> None
 
 def describe(failure: Failure) -> str:
     """Return what a client's program raised, or why there is no output, in one line."""
-    text = describe_error(failure.reason)
     if isinstance(failure.reason, ProgramError):
-        return text.partition(": ")[2]
-    return text
+        return one_line(str(failure.reason))
+    return describe_error(failure.reason)
 
 
 def record(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.engine import Failure, Gather, Job, Program, ProgramError
-from fedtailor.core.errors import LONGEST_REASON, describe_error
+from fedtailor.core.errors import describe_error
 from fedtailor.core.task import Task
 from fedtailor.simulation.engines.containment import Settings, run_job
 from fedtailor.simulation.engines.mapped_tables import MappedTensor
@@ -123,7 +123,8 @@ class RequestHandler:
             self.runner = ReplayRunner()  # what was recorded under other settings may be wrong
 
         if isinstance(output, Failure):
-            return Failure(portable(output.reason))
+            # Many exceptions cannot be sent, or not be rebuilt.
+            return Failure(ProgramError(describe_error(output.reason)))
         return output
 
     def _answer_with(self, output: Any) -> bytes:
@@ -132,21 +133,6 @@ class RequestHandler:
         except SerializationError as error:
             reason = f"the program's output cannot be sent to another process: {error}"
             return encode(("unsendable", Failure(TypeError(reason))))
-
-
-def portable(error: BaseException) -> BaseException:
-    """Return an exception that another process can read: the same, or one with its text."""
-    # It must come back as the same exception, with the same text.
-    text = describe_error(error)
-    try:
-        copy = decode(encode(error))
-        is_same = type(copy) is type(error) and describe_error(copy) == text
-        if is_same and len(str(error)) <= LONGEST_REASON:
-            return error
-    except BaseException:  # of the exception's class, when it is rebuilt from its arguments
-        pass
-
-    return ProgramError(text)
 
 
 def serve(folder: str = "") -> None:

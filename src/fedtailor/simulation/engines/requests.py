@@ -146,25 +146,12 @@ def encode_map(
     try:
         return encode(("map", program, common, gather))
     except SerializationError as error:
-        raise cannot_send(_unsendable_part(program), error, engine) from error
-
-
-def _unsendable_part(program: Program) -> str:
-    """Describe which part of a map cannot be sent: its program, or otherwise the shared inputs."""
-    function = getattr(program, "func", program)
-    algorithm = getattr(program, "keywords", {}).get("algorithm")
-    if algorithm is None:
-        name = f"the program '{function.__name__}'"
-    else:
-        name = f"the algorithm '{type(algorithm).__name__}'"
-
-    # The program alone tells which of the two it was.
-    try:
-        encode(program)
-    except SerializationError:
-        return name
-
-    return f"the shared inputs of {name}"
+        function = getattr(program, "func", program)
+        what = f"the program '{function.__name__}'"
+        algorithm = getattr(program, "keywords", {}).get("algorithm")
+        if algorithm is not None:
+            what = f"the algorithm '{type(algorithm).__name__}'"
+        raise cannot_send(what, error, engine) from error
 
 
 def encode_task(number: int, task: Task, engine: str = "processes") -> bytes:
