@@ -13,12 +13,10 @@ from fedtailor.core import tree as tree
 from fedtailor.core.adaptation import CLASS_FREQUENCIES as CLASS_FREQUENCIES
 from fedtailor.core.adaptation import CLOSED_FORM as CLOSED_FORM
 from fedtailor.core.adaptation import Adaptation as Adaptation
-from fedtailor.core.adaptation import ChoiceOfModel as ChoiceOfModel
 from fedtailor.core.adaptation import FineTuned as FineTuned
 from fedtailor.core.adaptation import FineTuning as FineTuning
 from fedtailor.core.adaptation import Layers as Layers
-from fedtailor.core.adaptation import NearestNeighbors as NearestNeighbors
-from fedtailor.core.adaptation import ProximalSolve as ProximalSolve
+from fedtailor.core.adaptation import OtherAdaptation as OtherAdaptation
 from fedtailor.core.adaptation import RoundOfTraining as RoundOfTraining
 from fedtailor.core.adaptation import WithoutTraining as WithoutTraining
 from fedtailor.core.adaptation import untuned as untuned

@@ -83,7 +83,9 @@ class IFCA(ft.Algorithm[ServerState, tuple[()], Chosen]):
     @property
     def adaptation(self) -> list[ft.Adaptation]:
         """The choice of a model."""
-        return [ft.ChoiceOfModel(self.clusters)]
+        if self.clusters == 1:
+            return []
+        return [ft.OtherAdaptation(f"choice among {self.clusters} models")]
 
     def warnings(self, task: ft.Task) -> list[str]:
         """Warn where all clients share one cluster."""

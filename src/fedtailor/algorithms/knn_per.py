@@ -112,7 +112,11 @@ class KNNPer(ft.Algorithm[ft.ModelState, tuple[()], Personal]):
     @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Remember the training examples."""
-        return [ft.NearestNeighbors(self.neighbors, validated=self.mixing == 0)]
+        if self.mixing == 0:
+            return [ft.OtherAdaptation("nearest neighbors where validation examples favor them")]
+
+        unit = "neighbor" if self.neighbors == 1 else "neighbors"
+        return [ft.OtherAdaptation(f"{self.neighbors} nearest {unit}")]
 
     def local_update(
         self,

@@ -115,7 +115,8 @@ class PFedMe(ft.Algorithm[ServerState, tuple[()], ft.FineTuned]):
     @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Solve the proximal problem on the client's training data."""
-        return [ft.ProximalSolve(self.solve_batches, self.inner_steps)]
+        batches = f"{self.solve_batches} batches of {self.inner_steps} steps"
+        return [ft.OtherAdaptation(f"proximal solve, {batches} of all layers")]
 
     def warnings(self, task: ft.Task) -> list[str]:
         """Name steps that are too long, too."""

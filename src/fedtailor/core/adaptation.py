@@ -71,55 +71,23 @@ class RoundOfTraining:
 
 
 @dataclass(frozen=True)
-class ProximalSolve:
-    """Approximate minimization of the loss plus the distance from the global model (pFedMe)."""
-
-    batches: int
-    steps_per_batch: int
-
-    def __str__(self) -> str:
-        return (
-            f"proximal solve, {self.batches} batches of {self.steps_per_batch} steps of all layers"
-        )
-
-
-@dataclass(frozen=True)
-class NearestNeighbors:
-    """A search among the client's training examples.
-
-    ``validated``: only where validation examples favor it.
-    """
-
-    neighbors: int
-    validated: bool = False
-
-    def __str__(self) -> str:
-        if self.validated:
-            return "nearest neighbors where validation examples favor them"
-        return _count(self.neighbors, "nearest neighbor")
-
-
-@dataclass(frozen=True)
-class ChoiceOfModel:
-    """A choice among several models by the loss on the client's training data.
-
-    No choice if there is only one.
-    """
-
-    models: int
-
-    def __bool__(self) -> bool:
-        return self.models > 1
-
-    def __str__(self) -> str:
-        return f"choice among {self.models} models"
-
-
-@dataclass(frozen=True)
 class WithoutTraining:
     """A computation on the client's data that takes no gradient steps.
 
     ``words`` name it, such as ``closed form``.
+    """
+
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass(frozen=True)
+class OtherAdaptation:
+    """Anything else, in the words of the method, such as ``choice among 3 models``.
+
+    It takes passes over the client's training data.
     """
 
     words: str
@@ -134,14 +102,7 @@ CLOSED_FORM = WithoutTraining("closed form")
 CLASS_FREQUENCIES = WithoutTraining("class frequencies")
 """The frequencies of the classes in the client's training data."""
 
-Adaptation = (
-    FineTuning
-    | RoundOfTraining
-    | ProximalSolve
-    | NearestNeighbors
-    | ChoiceOfModel
-    | WithoutTraining
-)
+Adaptation = FineTuning | RoundOfTraining | WithoutTraining | OtherAdaptation
 """One thing that a method does with a client's own data."""
 
 
