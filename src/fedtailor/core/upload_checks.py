@@ -31,7 +31,6 @@ Kind = Literal[
     "weight",
     "state",
     "metric",
-    "round",
 ]
 """What kind of problem there is with something that a client returns."""
 
