@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -166,7 +166,7 @@ class Checkpoints:
     def restore(
         self, objection: Callable[[Mapping[str, Any]], str]
     ) -> tuple[Checkpoint | None, list[str]]:
-        """Go back to the last checkpoint that can be used, and remove what came after it.
+        """Go back to the last checkpoint that can be used, and remove the others.
 
         Args:
             objection: is given the notes of a checkpoint; returns why it cannot be used, or an
@@ -183,7 +183,7 @@ class Checkpoints:
         notes: list[str] = []
         unreadable = ""
         rounds = sorted(self._rounds(), reverse=True)
-        for position, round in enumerate(rounds):
+        for round in rounds:
             # The run's records must fit to it too.
             try:
                 checkpoint = self._read(round)
@@ -194,7 +194,7 @@ class Checkpoints:
                     unreadable = problem
 
             if not problem:
-                self._use(round, checkpoint, rounds[position + 1 :])
+                self._use(round, checkpoint)
                 return checkpoint, notes
 
             notes.append(f"checkpoint not used: {problem}")
@@ -206,31 +206,14 @@ class Checkpoints:
         shutil.rmtree(self.folder, ignore_errors=True)
         return None, notes
 
-    def _use(self, round: int, checkpoint: Checkpoint, older: Iterable[int]) -> None:
-        """Fill the stores from a checkpoint, and keep one older checkpoint that seems whole."""
+    def _use(self, round: int, checkpoint: Checkpoint) -> None:
+        """Fill the stores from a checkpoint, and remove all others."""
         self._files = {round: {name: content.files for name, content in checkpoint.stores.items()}}
-        also: StoreFiles = {name: {} for name in self._stores}
-        for other in older:
-            # It is checked as a whole only when it is needed.
-            path = self._path(other, ".json")
-            try:
-                with content_of(path):
-                    files = _files_of(_read_manifest(path))
-                    also = {name: files[name] for name in self._stores}
-            except DataError:
-                continue
-
-            self._files[other] = also
-            break
-
-        for name, store in self._stores.items():
-            store.reopen(checkpoint.stores[name], also[name])
-
-        # Those that were not written to their end, or cannot be used.
-        for other in self._rounds().difference(self._files):
+        for other in self._rounds() - {round}:
             self._remove(other)
 
-        self.keep(_MOST_CHECKPOINTS)
+        for name, store in self._stores.items():
+            store.reopen(checkpoint.stores[name])
 
     def _read(self, round: int) -> Checkpoint:
         """Read a checkpoint and check everything that it names.

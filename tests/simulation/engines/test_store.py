@@ -146,8 +146,7 @@ def test_what_is_committed_comes_back_and_what_came_later_does_not(tmp_path):
     assert second.files[max(second.files)].size < first.files[0].size / 2
     for committed, values in ((second, [3, 11, 2]), (first, [3, 1, 2])):
         again = new_store(tmp_path)
-        also = {} if committed is first else first.files
-        again.reopen(committed, also)
+        again.reopen(committed)
         assert list(again) == [3, 1, 2, 4] and again[4] == ()
         assert [int(again[client].count) for client in (3, 1, 2)] == values
         assert_same_bits(again[3], state(3))
@@ -184,7 +183,7 @@ def test_the_few_that_are_up_to_date_move_out_of_a_file(tmp_path):
     assert {span.file for span in committed.spans.values()} == {1}, "the other four were copied"
     assert [int(store[client].count) for client in (5, 9)] == [105, 9]
     again = new_store(tmp_path)
-    again.reopen(committed, {})
+    again.reopen(committed)
     assert files(again) == [1] and [int(again[client].count) for client in (5, 9)] == [105, 9]
 
 

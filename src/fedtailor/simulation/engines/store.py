@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,12 +181,11 @@ class Store(MutableMapping[int, Any]):
         self._needed = set(files)
         self._remove_outdated()
 
-    def reopen(self, committed: Committed, also: Mapping[int, FileDigest]) -> None:
+    def reopen(self, committed: Committed) -> None:
         """Go back to what the store held at a moment; its other files are removed.
 
         Args:
             committed: what it held. The caller has checked the files.
-            also: files that an older checkpoint needs too.
 
         Raises:
             RunError: a file cannot be removed.
@@ -195,11 +194,8 @@ class Store(MutableMapping[int, Any]):
         self._bytes = 0
         self._spans = dict(committed.spans)
         self._files = {
-            number: _File(file, 0, durable=True)
-            for number, file in {**also, **committed.files}.items()
+            number: _File(file, 0, durable=True) for number, file in committed.files.items()
         }
-
-        # Of what the older checkpoint needs, nothing counts as in use.
         for span in committed.spans.values():
             self._files[span.file].in_use += span.length
 
