@@ -45,7 +45,6 @@ class WorkerProcess:
         self._ready = False
         self._received: dict[str, int] = {}
         """Version of each request that the process has received."""
-        self._parent = os.getpid()
         self._stopped = False
 
     def run(self, folder: str, requests: MapRequests, job: Job, timeout: float = 0.0) -> Any:
@@ -159,11 +158,8 @@ class WorkerProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process if there is one.
-
-        Does nothing in a fork of the process that started it.
-        """
-        if self._process is not None and self._parent == os.getpid():
+        """End the process if there is one."""
+        if self._process is not None:
             self._reap()
         self._stopped = False
 

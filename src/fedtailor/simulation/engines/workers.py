@@ -8,7 +8,6 @@ any number of workers and any order.
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import threading
 import warnings
@@ -45,8 +44,6 @@ class Workers:
         """Prepare ``workers`` threads; 0: one per physical core that this process may use."""
         self.workers = workers or physical_cores()
         self._pool: ThreadPoolExecutor | None = None
-        self._owner = 0
-        """The process that started the threads: a fork has none of them."""
         self._lock = threading.Lock()
         self.runner = ReplayRunner()
         """Carries out training steps; its recordings are shared by all threads."""
@@ -92,18 +89,16 @@ class Workers:
 
     def _threads(self) -> ThreadPoolExecutor:
         """Return the threads, which stay until the engine is closed, and keep their recordings."""
-        # The threads of a parent do not run in its fork.
-        if self._pool is None or self._owner != os.getpid():
+        if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 self.workers, initializer=torch.set_num_threads, initargs=(1,)
             )
-            self._owner = os.getpid()
         return self._pool
 
     def close(self) -> None:
         """End the threads; a later call starts new threads."""
         with self._lock:
-            if self._pool is not None and self._owner == os.getpid():
+            if self._pool is not None:
                 self._pool.shutdown()
             self._pool = None
 
