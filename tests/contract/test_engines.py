@@ -133,7 +133,7 @@ def test_another_seed_gives_other_bits(algorithm, model):
     federation = small_federation(model)
     first = oracle(algorithm, model).of("personalize")
     other = run(build(algorithm), Reference(), federation, rounds=1, seed=4).of("personalize")
-    for client in federation.known:
+    for client in federation.roster.known:
         pairs = zip(
             tree.leaves(first[1, client].personal),
             tree.leaves(other[1, client].personal),

@@ -55,7 +55,7 @@ def test_new_clients_get_a_model_that_was_trained(algorithm, model):
         perceptron(), (24, 36, 30, 40), (30, 24), distance=3.0, test_size=40
     )
     one = replace(build(algorithm), training=replace(TRAINING, epochs=5, lr=0.1, batch_size=5))
-    majority = sum(_majority(separable, client) for client in separable.new) / 2
+    majority = sum(_majority(separable, client) for client in separable.roster.new) / 2
     assert accuracy_after(one, separable, (3, 8), majority + 0.05, "new") > majority + 0.05
 
 

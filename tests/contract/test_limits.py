@@ -41,7 +41,7 @@ def final(algorithm, clients, *, rounds=ROUNDS, seed=3):
         evaluate_every=0,
         personalized_every=0,
     )
-    return {client: trace.reports[-1].personal[client] for client in clients.known}
+    return {client: trace.reports[-1].personal[client] for client in clients.roster.known}
 
 
 def torch_rounds(clients, training, *, seed=3):
@@ -76,7 +76,7 @@ def test_one_client_is_plain_sgd(name, training):
 def test_fedavg_ft_without_epochs_is_fedavg():
     tuned = run(build("fedavg_ft", finetune_epochs=0), Reference(), small_federation("mlp"))
     plain = oracle("fedavg", "mlp")
-    for client in small_federation("mlp").known:
+    for client in small_federation("mlp").roster.known:
         assert_same_bits(
             tuned.reports[-1].personal[client].model, plain.reports[-1].personal[client]
         )
@@ -89,7 +89,7 @@ def test_fedavg_ft_of_the_head_leaves_the_body_as_it_is():
     clients = small_federation("mlp")
     tuned = final(build("fedavg_ft", finetune="head", finetune_epochs=2), clients)
     untuned = final(build("fedavg_ft", finetune="head", finetune_epochs=0), clients)
-    for client in clients.known:
+    for client in clients.roster.known:
         model = tuned[client].model
         other = untuned[client].model
         assert_same_bits(body_of(model), body_of(other))

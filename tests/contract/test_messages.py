@@ -180,7 +180,7 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model):
     without_steps = [part for part in one.onboarding if isinstance(part, WithoutTraining)]
     takes_steps = describe(one.onboarding) != "none" and not without_steps
     for (_, client), (personal, numbers, _) in trace.of("personalize").items():
-        if client in small_federation(model).new:
+        if client in small_federation(model).roster.new:
             steps = numbers["steps"] - one.diagnostics(task, personal).get("steps", 0)
             assert (steps > 0) == (takes_steps and client == 7), "client 8 has no examples"
     last = trace.reports[-1]
@@ -201,7 +201,7 @@ def test_structures_are_stable_over_rounds_and_inputs_are_not_modified(algorithm
     info = federation.info(0)
     key = new_key(0)
     initial = {
-        "server_state": one.init_federation(task, federation.population, key),
+        "server_state": one.init_federation(task, federation.roster.population, key),
         "client_state": one.init_client(task, info, key),
         "per_client": one.init_per_client(task, info, key),
         "personal": next(value for value in observed.values["personal"] if value != ()),

@@ -51,7 +51,7 @@ def test_clients_with_less_than_a_batch_train(algorithm, model):
         one = replace(build(algorithm), training=training)
         trace = run(one, Reference(), federation, rounds=1, evaluate_every=0, personalized_every=0)
         outputs.append(trace.of("train"))
-    for client in federation.known:  # a batch has 5 examples
+    for client in federation.roster.known:  # a batch has 5 examples
         state, upload, metrics, *_ = outputs[0][1, client]
         assert metrics["steps"] > 0
         pairs = zip(
@@ -81,7 +81,7 @@ def test_running_statistics_follow_the_training_passes(algorithm, model):
     every model."""
     first = small_federation(model).common_task.model.init(new_key(3).common("model"))
     client = max(
-        small_federation(model).known,
+        small_federation(model).roster.known,
         key=lambda client: len(small_federation(model).splits[client].train),
     )
     left = tree.paths(oracle(algorithm, model).of("train")[1, client][:2])  # state and upload
@@ -139,7 +139,7 @@ def test_everybody_is_evaluated_after_aggregation(algorithm, model):
             for e in report.evaluations
             if e.group == "known" and e.test_set == "clients"
         }
-        assert found["personalized"] == list(small_federation(model).known)
+        assert found["personalized"] == list(small_federation(model).roster.known)
         assert set(found.get("local", [])) <= {0, 1, 2, 3, 4, 6}
         assert found.get("global", found["personalized"]) == found["personalized"]
 

@@ -64,7 +64,7 @@ def test_images_stay_8_bit_and_are_normalized_when_used(float64: torch.dtype) ->
     assert federation.x.shape == (30, 3, 4, 5) and federation.x.permute(0, 2, 3, 1).is_contiguous()
     expected = (dataset.x.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.5
     np.testing.assert_array_equal(values(federation), expected)
-    assert federation.population == 3 and list(federation.new) == [3, 4]
+    assert federation.roster.population == 3 and list(federation.roster.new) == [3, 4]
     assert federation.class_names == ("a", "b", "c")
     assert federation.splits[0].train.dtype == torch.int64
     assert federation.info(0).num_train == len(federation.splits[0].train)
@@ -145,7 +145,9 @@ def test_training_examples_of_known_clients_may_give_mean_and_deviation(
         {} if dataset.x.ndim == 2 else {"normalize": "training"}
     )  # tables: unless the options say otherwise
     federation = federation_of(dataset, new_clients=2, **options)
-    rows = torch.cat([federation.splits[client].train for client in federation.known]).numpy()
+    rows = torch.cat(
+        [federation.splits[client].train for client in federation.roster.known]
+    ).numpy()
     raw = np.moveaxis(dataset.x.astype(np.float64), -1, 1)
     axes = (0, *range(2, raw.ndim))
     mean, std = (getattr(raw[rows], name)(axes, keepdims=True) for name in ("mean", "std"))

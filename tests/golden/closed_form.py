@@ -37,7 +37,7 @@ def labeled_federation(counts=COUNTS, *, seed=2, d=D, tests=4):
 
 def pool(federation):
     """Return inputs and labels of all training examples."""
-    parts = [harness.examples(federation, client) for client in federation.known]
+    parts = [harness.examples(federation, client) for client in federation.roster.known]
     return tuple(np.concatenate(column) for column in zip(*parts))
 
 

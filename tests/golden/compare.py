@@ -28,7 +28,7 @@ def assert_run(
     evaluation), by (round, client).
     """
     body, shared = server_of(recorder.visit(1, "train", 0).shared)
-    clients = [client for client in federation.known if len(federation.splits[client].train)]
+    clients = [client for client in federation.roster.known if len(federation.splits[client].train)]
     sizes = [len(federation.splits[client].train) for client in clients]
     trained, evaluated = {}, {}
     for round in range(1, rounds + 1):
@@ -46,7 +46,7 @@ def assert_run(
             assert_update(visit, federation, client, updates[-1], constants, tolerance)
             trained[round, client] = updates[-1][2].tolist()
         body, shared = fda.server_average(updates, sizes)
-        for client in [*federation.known, *federation.new]:
+        for client in [*federation.roster.known, *federation.roster.new]:
             visit = recorder.visit(round, "personalize", client)
             search = partial(
                 accept, visit.output[0].beta.numpy(), fda.SEARCH[algorithm.beta], slack

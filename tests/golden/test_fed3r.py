@@ -45,7 +45,7 @@ def test_head_is_the_analytic_aggregation_of_afl():
     identity = np.eye(D + 1)
     second = np.zeros((D + 1, D + 1))
     solution = np.zeros((D + 1, CLASSES))
-    for client in federation.known:
+    for client in federation.roster.known:
         x, y = harness.examples(federation, client)
         z = with_ones(x)
         own = z.T @ z + identity
@@ -54,7 +54,7 @@ def test_head_is_the_analytic_aggregation_of_afl():
         solution = joined @ (second @ solution) + joined @ (own @ local)
         second = second + own
 
-    clients = len(federation.known)
+    clients = len(federation.roster.known)
     restored = np.linalg.solve(second - (clients - 0.3) * identity, second @ solution)
     assert_close(as_columns(head_of(AFL, federation)), restored, tolerance=1e-8)
 

@@ -16,7 +16,7 @@ def expected_weight(federation, ridge):
     for label in range(CLASSES):
         of_class = x[y == label]
         clients = []
-        for client in federation.known:
+        for client in federation.roster.known:
             own, labels = harness.examples(federation, client)
             if (labels == label).any():
                 clients.append((own[labels == label].mean(0), (labels == label).sum()))

@@ -67,23 +67,23 @@ class Expected:
         self.federation, self.algorithm, self.setting = federation, algorithm, setting
         start = harness.arrays(initial)
         self.heads = {
-            client: {name: start[name] for name in cr.HEAD} for client in federation.known
+            client: {name: start[name] for name in cr.HEAD} for client in federation.roster.known
         }
         body = {name: value for name, value in start.items() if name not in cr.HEAD}
-        self.bodies = dict.fromkeys(federation.known, body)
+        self.bodies = dict.fromkeys(federation.roster.known, body)
         self.classes = cr.Classes(np.zeros((task.num_classes, V)), np.ones((task.num_classes, V)))
 
     def assert_round(self, recorder, round):
         """Compare a round's training of all clients; move on to what the server makes of it."""
         bodies, products = [], []
-        for client in self.federation.known:
+        for client in self.federation.roster.known:
             body, own = self._assert_update(recorder.visit(round, "train", client), round, client)
             bodies.append(body)
             products.append(own)
         body, self.classes = cr.server_round(self.classes, bodies, products)
         shared = self.algorithm.aggregate_body
         self.bodies = {
-            client: body if shared else bodies[client] for client in self.federation.known
+            client: body if shared else bodies[client] for client in self.federation.roster.known
         }
 
     def _assert_update(self, visit, round, client):
@@ -136,7 +136,7 @@ class Expected:
 
     def assert_personal(self, recorder, round):
         """Compare the personal model of every client, its logits and its scores."""
-        for client in self.federation.known:
+        for client in self.federation.roster.known:
             visit, algorithm = recorder.visit(round, "personalize", client), self.algorithm
             personal, diagnostics, scores = visit.output
             x, y = harness.examples(self.federation, client)

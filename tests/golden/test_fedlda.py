@@ -22,7 +22,7 @@ TOLERANCE = 1e-11
 def assert_run(recorder, federation, algorithm, *, rounds=2):
     """Compare every update, aggregate and evaluation with the expected side."""
     body, shared = server_of(recorder.visit(1, "train", 0).shared)
-    clients = [client for client in federation.known if len(federation.splits[client].train)]
+    clients = [client for client in federation.roster.known if len(federation.splits[client].train)]
     sizes = [len(federation.splits[client].train) for client in clients]
     for round in range(1, rounds + 1):
         updates = {}
@@ -36,7 +36,7 @@ def assert_run(recorder, federation, algorithm, *, rounds=2):
             updates[client] = lda.local_round(body, shared, x, y, batches, algorithm)
             assert_update(visit, federation, client, *updates[client], shared, algorithm)
         body, shared = lda.server_average(list(updates.values()), sizes)
-        for client in [*federation.known, *federation.new]:
+        for client in [*federation.roster.known, *federation.roster.new]:
             own = (
                 updates[client][0]
                 if algorithm.evaluated_body == "local" and client in updates
@@ -173,7 +173,7 @@ def test_new_clients_and_those_without_data_need_their_class_frequencies_only(re
 def test_the_global_model_has_equally_likely_classes(recorder):
     federation = harness.make_federation()
     recorder.run(FedLDA(training=TRAINING), federation, rounds=1)
-    for client in federation.known:
+    for client in federation.roster.known:
         body, shared = server_of(recorder.visit(1, "personalize", client).shared)
         x, y = harness.examples(federation, client, "test")
         expected = fda.classify(

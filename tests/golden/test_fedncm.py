@@ -25,7 +25,7 @@ def test_head_and_scores_are_those_of_pooled_class_means(recorder):
     assert_close(head.weight, weight)
     assert_close(head.bias, np.zeros(harness.CLASSES))
 
-    for client in federation.known:
+    for client in federation.roster.known:
         inputs, labels = harness.examples(federation, client, "test")
         logits = body_features(federation, inputs) @ weight.T
         loss = -log_softmax(logits)[np.arange(len(labels)), labels].sum()

@@ -95,11 +95,11 @@ def assert_run(recorder, federation, algorithm, *, rounds=2, cohorts=None):
     """Compare every upload and personal model; return the weights of all heads by round."""
     body, heads = (
         harness.part(harness.initial(federation), BODY),
-        dict.fromkeys(federation.known, harness.part(harness.initial(federation), HEAD)),
+        dict.fromkeys(federation.roster.known, harness.part(harness.initial(federation), HEAD)),
     )
     means, known, weights = np.zeros((CLASSES, harness.HIDDEN)), np.zeros(CLASSES), {}
     for round in range(1, rounds + 1):
-        cohort, trained = (cohorts or {}).get(round, list(federation.known)), []
+        cohort, trained = (cohorts or {}).get(round, list(federation.roster.known)), []
         for client in cohort:
             visit = recorder.visit(round, "train", client)
             harness.assert_close(visit.shared.body, body)
@@ -121,7 +121,7 @@ def assert_run(recorder, federation, algorithm, *, rounds=2, cohorts=None):
             )
         for client, row in zip(cohort, weights[round]):
             heads[client] = {name: sum(a * w[name] for a, w in zip(row, ws)) for name in HEAD}
-        for client in federation.known:
+        for client in federation.roster.known:
             assert_personal(
                 recorder.visit(round, "personalize", client),
                 federation,

@@ -175,7 +175,7 @@ def test_two_architectures_share_prototypes():
         finals.append(reports[-1].personal)
         assert not reports[-1].events and set(finals[-1]) == {0, 1, 2, 3}
     for client, personal in finals[0].items():
-        assert personal.model.keys() == federation.task(client).model.groups.keys()
+        assert personal.model.keys() == federation.roster.task(client).model.groups.keys()
         harness.assert_close(personal.model, harness.arrays(finals[1][client].model))
         harness.assert_close(personal.prototypes.means, finals[0][0].prototypes.means.numpy())
 

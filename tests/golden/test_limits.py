@@ -39,11 +39,11 @@ def test_a_method_is_another_one(name, options, other, monkeypatch):
         algorithm = replace(load_algorithm(method)(**values), training=TRAINING)
         recorder = harness.Recorder(monkeypatch)
         recorder.run(algorithm, federation, rounds=2)
-        for client in federation.known:
+        for client in federation.roster.known:
             personal = recorder.visit(2, "personalize", client).output[0]
             logits.append(algorithm.predict(federation.common_task, personal, federation.x))
 
-    clients = len(federation.known)
+    clients = len(federation.roster.known)
     for one, two in zip(logits[:clients], logits[clients:]):
         difference = torch.log_softmax(one, 1) - torch.log_softmax(two, 1)
         assert difference.abs().max() < 1e-11

@@ -96,7 +96,7 @@ def losses_of(method, halves):
 
 def halves_of(recorder, federation):
     """Return the examples of both halves of every client."""
-    clients = [harness.examples(federation, client) for client in federation.known]
+    clients = [harness.examples(federation, client) for client in federation.roster.known]
     first, second = [], []
     for client, (x, y) in enumerate(clients):
         kept = np.zeros(len(y), dtype=bool)
@@ -126,15 +126,15 @@ def test_the_setting_of_least_loss_and_the_heads_that_follow(recorder, counts, o
     table = losses_of(method, halves)
     sent = sum(
         recorder.visit(2, "train", client).output.upload["losses"].value
-        for client in federation.known
+        for client in federation.roster.known
     )
     assert_close(sent, table, tolerance=1e-9)
 
     best = np.unravel_index(table.argmin(), table.shape)
     setting = [grid[index] for grid, index in zip(method.grid, best)]
-    everybody = Pool([harness.examples(federation, client) for client in federation.known])
+    everybody = Pool([harness.examples(federation, client) for client in federation.roster.known])
     everybody.ratio = np.mean([Pool(half).ratio for half in halves])
-    for client in federation.known:
+    for client in federation.roster.known:
         x, y = harness.examples(federation, client)
         inputs, _ = harness.examples(federation, client, "test")
         expected = log_softmax(everybody.logits(inputs, x, y, *setting))
@@ -174,7 +174,7 @@ def test_classes_of_one_example_or_none_and_clients_of_one_class(recorder, count
     federation = labeled_federation(counts)
     recorder.run(OneShotFDA(), federation)
     has_examples = torch.tensor(counts).sum(0) > 0
-    for client in federation.known:
+    for client in federation.roster.known:
         head = recorder.visit(2, "personalize", client).output.personal.head
         assert torch.isfinite(head.weight).all()
         assert (torch.isfinite(head.bias) == has_examples).all()
@@ -193,7 +193,7 @@ def test_in_single_precision_the_model_of_the_server_predicts_too(blend):
 def test_halves_are_the_same_in_both_exchanges(recorder):
     federation = labeled_federation()
     recorder.run(OneShotFDA(), federation)
-    for client in federation.known:
+    for client in federation.roster.known:
         first, second = (recorder.visit(number, "train", client).kept for number in (1, 2))
         assert first.tolist() == second.tolist()
 

@@ -34,10 +34,13 @@ def test_two_rounds(recorder, training, mode, drop):
     algorithm = PFedFDA(training=training, beta=mode, evaluate_drop_last=drop)
     recorder.run(algorithm, federation)
     trained, evaluated = compare.assert_run(recorder, federation, algorithm)
-    kept = {client: recorder.visit(1, "personalize", client).kept for client in federation.known}
+    kept = {
+        client: recorder.visit(1, "personalize", client).kept for client in federation.roster.known
+    }
     size = training.batch_size
     whole = {
-        client: len(federation.splits[client].train) // size * size for client in federation.known
+        client: len(federation.splits[client].train) // size * size
+        for client in federation.roster.known
     }
     assert all(len(k) == whole[client] if drop else k is None for client, k in kept.items())
     betas = [beta for by_client in (trained, evaluated) for beta in by_client.values()]
@@ -50,7 +53,7 @@ def test_the_global_model_has_equally_likely_classes(recorder):
     federation = harness.make_federation()
     recorder.run(PFedFDA(training=TRAINING), federation, rounds=1)
     uniform = np.full(harness.CLASSES, 1 / harness.CLASSES)
-    for client in federation.known:
+    for client in federation.roster.known:
         body, shared = compare.server_of(recorder.visit(1, "personalize", client).shared)
         x, y = harness.examples(federation, client, "test")
         expected = fda.classify(features(body, x), shared, uniform, fda.RELEASED)

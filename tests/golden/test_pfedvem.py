@@ -51,7 +51,7 @@ def assert_run(recorder, federation, algorithm, cohorts, *, rounds=2, everybody=
     """Compare every update, aggregate and evaluation; return the confidences by (round, client)."""
     shared = recorder.visit(1, "train", 0).shared
     body, w = harness.arrays(shared.body), head_of(shared.head)
-    clients = [client for client in federation.known if len(federation.splits[client].train)]
+    clients = [client for client in federation.roster.known if len(federation.splits[client].train)]
     posteriors, bodies, taus = {}, {}, {}
     for round in range(1, rounds + 1):
         trained = clients if everybody else cohorts[round]
@@ -81,7 +81,7 @@ def assert_run(recorder, federation, algorithm, cohorts, *, rounds=2, everybody=
         confidences = [taus[round, client] for client in sent]
         heads = [posteriors[client].mean for client in sent]
         body, w = vem.server_average([bodies[client] for client in sent], sizes, heads, confidences)
-        for client in federation.known:
+        for client in federation.roster.known:
             assert_personal(
                 recorder, federation, round, client, algorithm, body, w, posteriors, bodies
             )

@@ -117,7 +117,7 @@ def test_sampled_predictions_average_probabilities(recorder):
     federation = harness.make_federation()
     algorithm = PFedVEM(training=TRAINING, prediction_draws=7)
     recorder.run(algorithm, federation)
-    for client in federation.known:
+    for client in federation.roster.known:
         personal, _, scores = recorder.visit(2, "personalize", client).output
         x, y = harness.examples(federation, client, "test")
         z = np.maximum(

@@ -67,7 +67,7 @@ def test_two_rounds(recorder, method, expected_losses):
     chosen = []
     for round in (1, 2):
         uploads, sizes = [], []
-        for client in federation.known:
+        for client in federation.roster.known:
             visit = recorder.visit(round, "train", client)
             x, y = harness.examples(federation, client)
             expected = expected_losses(visit, *server_of(visit.shared), x, y)
@@ -79,7 +79,7 @@ def test_two_rounds(recorder, method, expected_losses):
 
         # The mean over clients, and the temperature of all of their models.
         losses = np.average(uploads, axis=0, weights=sizes)
-        for client in federation.known:
+        for client in federation.roster.known:
             visit = recorder.visit(round, "personalize", client)
             harness.assert_close(visit.shared.temperature_losses, losses, 1e-11)
             personal = visit.output[0]

@@ -32,7 +32,7 @@ def test_models_that_are_always_right_or_wrong_get_a_moderate_temperature():
 
 def prepared(tmp_path, count):
     parts = parts_of(settings("pfedfda", data_of("digits", tmp_path)))
-    task = parts.algorithm.bind(parts.federation.task(0))
+    task = parts.algorithm.bind(parts.federation.roster.task(0))
     server = parts.algorithm.init_server(task, rng.new_key(0))
     personal = parts.algorithm.global_model(task, server)
     positions = torch.arange(count)

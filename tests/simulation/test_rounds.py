@@ -380,7 +380,7 @@ def test_new_clients_see_the_model_of_the_whole_federation(federation):
 
 def test_no_new_clients(federation):
     known_only = replace(federation, num_new=0)
-    assert known_only.population == 9
+    assert known_only.roster.population == 9
     report = run(FedAvg(training=TRAINING), Reference(), known_only, rounds=1).reports[0]
     assert ("personalized", "new") not in points(report)
 

@@ -311,21 +311,6 @@ class Federation:
             ),
         )
 
-    @property
-    def population(self) -> int:
-        """Number of clients that can take part in training."""
-        return self.roster.population
-
-    @property
-    def known(self) -> range:
-        """Ids of the clients that can take part in training."""
-        return self.roster.known
-
-    @property
-    def new(self) -> range:
-        """Ids of the clients held out from training."""
-        return self.roster.new
-
     def on(self, device: torch.device) -> Federation:
         """Return the same federation with its data on a device; values of 8 bits stay such.
 
@@ -342,10 +327,6 @@ class Federation:
             splits=cast(Splits, self.splits).on(device),
             complete=self.complete.to(device),
         )
-
-    def task(self, client: int) -> Task:
-        """Return the task of a client."""
-        return self.roster.task(client)
 
     def examples(self, positions: Tensor) -> ExampleSet:
         """Return the examples at the given positions, each with weight 1."""

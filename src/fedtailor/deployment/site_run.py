@@ -467,7 +467,7 @@ class SiteRun:
     def _keep_model(self, personal: Any, work: Work, reply: PersonalizeReply) -> None:
         """Write the personal model as a new version, and put it in use."""
         # The confidence of the model is measured where its data are.
-        task = self._algorithm.bind(self._federation.task(self.client))
+        task = self._algorithm.bind(self._federation.roster.task(self.client))
         validation = self._federation.data(self.client).val
         calibration = calibrate(self._algorithm, task, personal, validation)
         schedule = self.plan.config.schedule

@@ -238,7 +238,7 @@ def _train(prepared: PreparedRun, seed: int, number: int, progress: RunProgress)
     splits = []
     for client, split in enumerate(federation.splits):
         inside = random.random(len(split.train)) < 0.5
-        if client not in federation.known:
+        if client not in federation.roster.known:
             inside[:] = True
         else:
             chosen.append(inside)
@@ -274,9 +274,9 @@ def _signals(prepared: PreparedRun, last: RoundReport) -> dict[str, np.ndarray]:
     signals: dict[str, list[np.ndarray]] = {}
     with one_thread():
         shared = algorithm.global_model(common, last.state.on_host().server)
-        for client in federation.known:
+        for client in federation.roster.known:
             examples = federation.examples(federation.splits[client].train)
-            task = algorithm.bind(federation.task(client))
+            task = algorithm.bind(federation.roster.task(client))
             models = {"personalized": last.personal.get(client)}
             if shared is not None:
                 models["global"] = shared
@@ -303,7 +303,7 @@ def _accuracies(last: RoundReport, federation: Federation) -> dict[str, np.ndarr
         if evaluation.point not in POINTS or not is_of_clients:
             continue
 
-        values = np.full(federation.population, np.nan)
+        values = np.full(federation.roster.population, np.nan)
         for client, scores in evaluation.scores.items():
             total = float(scores.class_total.sum())
             if total > 0:
@@ -340,7 +340,7 @@ def _read_training(path: Path) -> AuditedTraining:
 
 def _points(trainings: Sequence[AuditedTraining], federation: Federation) -> dict[str, Any]:
     """Return what every kind of model tells."""
-    sizes = [len(federation.splits[client].train) for client in federation.known]
+    sizes = [len(federation.splits[client].train) for client in federation.roster.known]
     inside = np.array([training.inside for training in trainings])
     if inside.shape[1] != sum(sizes):
         raise DataError(f"the trainings are of {inside.shape[1]} examples, got {sum(sizes)}.")

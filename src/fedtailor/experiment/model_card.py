@@ -119,7 +119,7 @@ def personal_models(
     for client in last.personal:
         personal = to_host(last.personal[client], "a personal model for its file")
         name = federation.client_names[client] if federation.client_names else str(client)
-        task = parts.algorithm.bind(federation.task(client))
+        task = parts.algorithm.bind(federation.roster.task(client))
         validation = federation.data(client).val
         calibration = calibrate(parts.algorithm, task, personal, validation)
         point = operating_point(

@@ -104,7 +104,7 @@ def audit_noise(
         "method": to_text(config.algorithm),
         "seed": seed,
         "rounds": schedule.rounds,
-        "clients": prepared.federation.population,
+        "clients": prepared.federation.roster.population,
         "canaries": canaries,
         "taking_part": int(seen.inside.sum()),
         "unit": config.privacy.unit,

@@ -213,7 +213,7 @@ def predict_client(
     """
     from fedtailor.simulation.programs import probabilities
 
-    task = algorithm.bind(federation.task(client))
+    task = algorithm.bind(federation.roster.task(client))
     examples = federation.test(client)
     positions = examples.positions.numpy()
     return ClientPredictions(

@@ -289,7 +289,7 @@ class LocalClients:
         for chunk in torch.split(self._resident.complete, _COMPLETE_CHUNK):
             nothing = chunk[:0]
             inputs = client_inputs(0, Split(nothing, nothing, chunk), self._info(0), (), ())
-            jobs.append(Job(0, self.federation.task(0), inputs, len(chunk)))
+            jobs.append(Job(0, self.federation.roster.task(0), inputs, len(chunk)))
 
         program = client_program(self.algorithm, request)
         outputs = self.engine.map(program, self._shared_inputs(model, round), jobs)
@@ -438,7 +438,7 @@ class LocalClients:
     def _job(self, client: int, request: Request) -> Job | Failure:
         """Return the work of a client for a request, with what it needs of data and states."""
         info = self._info(client)
-        task = self.federation.task(client)
+        task = self.federation.roster.task(client)
         if isinstance(request, TrainRequest):
             task = self._bounded.get(client, task)
         split = self._resident.splits[client]
@@ -490,7 +490,7 @@ def _bounded_tasks(federation: Federation, plan: ExamplePlan) -> dict[int, Task]
     alike: dict[tuple[int, ExampleBound], Task] = {}
     tasks = {}
     for client in plan.releases:
-        task = federation.task(client)
+        task = federation.roster.task(client)
         bound = plan.bound(client)
         bounded = task._replace(example_bound=bound)
         tasks[client] = alike.setdefault((id(task), bound), bounded)

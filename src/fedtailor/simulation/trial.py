@@ -21,7 +21,9 @@ _EXAMPLES = 8
 def trial_round(algorithm: AnyAlgorithm, federation: Federation) -> RoundReport | None:
     """Train one round on a few examples of two clients; None if the method fails on them."""
     # Two clients with a few examples each: enough to see what a method reports.
-    clients = [client for client in federation.known if len(federation.splits[client].train)][:2]
+    clients = [
+        client for client in federation.roster.known if len(federation.splits[client].train)
+    ][:2]
     splits = [federation.splits[client] for client in clients]
     small = dataclasses.replace(
         federation,

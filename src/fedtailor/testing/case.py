@@ -111,7 +111,7 @@ class Case:
     @cached_property
     def new_clients_fail(self) -> bool:
         """Whether a new client gets no model; the check of what clients return says why."""
-        new = set(self.federation().new)
+        new = set(self.federation().roster.new)
         outputs = self.base().of("personalize")
         return any(
             isinstance(output, Failure) for (_, client), output in outputs.items() if client in new
@@ -266,7 +266,7 @@ def _first_of_wrong_type(value: Any) -> tuple[str, Tensor | None]:
 def _lesson(federation: Federation, trace: Trace, clients: str) -> Lesson:
     scores = scores_of(trace, "personalized", clients)
     right = []
-    for client in federation.new if clients == "new" else federation.known:
+    for client in federation.roster.new if clients == "new" else federation.roster.known:
         guess = federation.info(client).class_counts.argmax()
         right.append(federation.test(client).labels() == guess)
     return Lesson(accuracy(scores) if scores else 0.0, float(torch.cat(right).double().mean()))

@@ -154,8 +154,8 @@ def check_downloads(case: Case) -> str | None:
     task = case.task()
     federation = case.federation()
     key = new_key(0)
-    cohort = Cohort(torch.arange(3), federation.population, 1, 2)
-    server = algorithm.init_federation(task, federation.population, key)
+    cohort = Cohort(torch.arange(3), federation.roster.population, 1, 2)
+    server = algorithm.init_federation(task, federation.roster.population, key)
     received = {
         "broadcast": algorithm.broadcast(server, cohort),
         "init_per_client": algorithm.init_per_client(task, federation.info(0), key),
@@ -203,7 +203,7 @@ def check_structure(case: Case) -> str | None:
     federation = case.federation()
     info = federation.info(0)
     key = new_key(0)
-    server = algorithm.init_federation(task, federation.population, key)
+    server = algorithm.init_federation(task, federation.roster.population, key)
 
     # The local point may have no model: that is the empty tuple.
     values = case.spied.observed.values.copy()
