@@ -17,13 +17,13 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fedtailor.core.algorithm import AnyAlgorithm
-from fedtailor.core.errors import FedtailorError, all_done
+from fedtailor.core.errors import all_done
 from fedtailor.core.federation import Roster
 from fedtailor.core.schedule import Schedule
 from fedtailor.data.input_specification import InputSpecification, write_input_specification
@@ -320,16 +320,9 @@ class RunWriter:
     def conclude(self) -> dict[str, Any]:
         """Make a run that has a result one that has finished, and return the result."""
         assert self.result is not None, "the last round has a result"
-        has_checkpoint = self._plan.checkpoint_every > 0
-        self._checkpoints.keep(1 if has_checkpoint else 0)
+        self._checkpoints.keep(1 if self._plan.checkpoint_every > 0 else 0)
         result = {**self.result, "run": str(self.path)}
         self._folder.finish(result)
-
-        # The result has a file of its own now. A checkpoint that still holds it does no harm.
-        if has_checkpoint:
-            with suppress(FedtailorError):
-                self._checkpoints.remove_note("result")
-
         return result
 
     def note(self, text: str, *, round: int) -> None:

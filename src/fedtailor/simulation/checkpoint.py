@@ -143,18 +143,6 @@ class Checkpoints:
         for name, store in self._stores.items():
             store.keep(number for files in self._files.values() for number in files[name])
 
-    def remove_note(self, name: str) -> None:
-        """Remove what the last checkpoint holds under a name.
-
-        Raises:
-            DataError: its manifest cannot be read.
-            RunError: it cannot be written.
-        """
-        path = self._path(max(self._files), ".json")
-        manifest = _read_manifest(path)
-        manifest["notes"].pop(name, None)
-        write_whole(path, _signed(manifest))
-
     def close(self) -> None:
         """Remove files that no checkpoint needs, as far as possible, and close the stores."""
         with contextlib.suppress(RunError):
