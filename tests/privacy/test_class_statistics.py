@@ -10,7 +10,7 @@ from fedtailor.core.federation import ExampleSet
 from fedtailor.core.message import Sum
 from fedtailor.privacy.class_statistics import (
     SHARES,
-    SiteNoise,
+    NoisySums,
     SumsMechanism,
     with_noisy_sums,
 )
@@ -112,9 +112,10 @@ def test_without_second_moments_means_have_less_noise():
 def test_sites_have_noise_of_their_own_and_an_attempt_repeats_it():
     mechanism = SumsMechanism(RADIUS, 1.0, 100)
     upload = {"counts": Sum(torch.zeros(CLASSES)), "sums": Sum(torch.zeros(CLASSES, D))}
-    first = SiteNoise(mechanism, seed=1, round=1).bounded(upload, client=0)["sums"].value
-    again = SiteNoise(mechanism, seed=1, round=1).bounded(upload, client=0)["sums"].value
-    other = SiteNoise(mechanism, seed=1, round=1).bounded(upload, client=1)["sums"].value
+    noise = NoisySums(dict.fromkeys((0, 1), mechanism), seed=1, round=1, purpose="privacy/site")
+    first = noise.bounded(upload, client=0)["sums"].value
+    again = noise.bounded(upload, client=0)["sums"].value
+    other = noise.bounded(upload, client=1)["sums"].value
     key = rng.new_key(1, round=1, purpose="privacy/site")
     secret = with_noisy_sums(upload, mechanism, key, b"a" * 32)["sums"].value
     assert torch.equal(first, again)

@@ -91,20 +91,20 @@ class SumsMechanism:
         return noisy
 
 
-class SiteNoise(NamedTuple):
-    """The noise that every client adds to its own sums in a round."""
+class NoisySums(NamedTuple):
+    """The noise that clients add to their own sums over features in a round."""
 
-    mechanism: SumsMechanism
+    mechanisms: Mapping[int, SumsMechanism]
+    """By client."""
     seed: int
     round: int
+    purpose: str
+    """Of the key: the same purpose gives the same noise again."""
 
     def bounded(self, upload: Upload, client: int) -> Upload:
-        """Return a sound upload with noise.
-
-        Another attempt at the round has the same noise: it sends the same numbers again.
-        """
-        key = rng.new_key(self.seed, round=self.round, client=client, purpose="privacy/site")
-        return with_noisy_sums(upload, self.mechanism, key)
+        """Return a sound upload with noise on its sums."""
+        key = rng.new_key(self.seed, round=self.round, client=client, purpose=self.purpose)
+        return with_noisy_sums(upload, self.mechanisms[client], key)
 
 
 def of_sums(fields: Iterable[str]) -> list[str]:

@@ -5,39 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-from fedtailor.core import rng, tree
+from fedtailor.core import tree
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.devices import to_host
-from fedtailor.core.message import Received, Upload
+from fedtailor.core.message import Received
 from fedtailor.privacy.accountant import Release
-from fedtailor.privacy.class_statistics import SumsMechanism, of_sums, with_noisy_sums
+from fedtailor.privacy.class_statistics import NoisySums, SumsMechanism, of_sums
 from fedtailor.privacy.examples import ExamplePlan, epsilon_of_steps
 from fedtailor.privacy.ledger import Ledger, LedgerEntry
 from fedtailor.simulation.noisy_sums import budget_used_up
 from fedtailor.simulation.report import RoundReport
-
-
-class NoisySums(NamedTuple):
-    """The noise that clients add to sums over features in an attempt at a round.
-
-    Another attempt has another body, and other noise.
-    """
-
-    mechanisms: Mapping[int, SumsMechanism]
-    """By client."""
-    seed: int
-    round: int
-    attempt: int
-
-    def bounded(self, upload: Upload, client: int) -> Upload:
-        """Return a sound upload with noise on its sums."""
-        key = rng.new_key(
-            self.seed, round=self.round, client=client, purpose=f"privacy/sums/{self.attempt}"
-        )
-        return with_noisy_sums(upload, self.mechanisms[client], key)
 
 
 class NoisySteps:
@@ -118,7 +97,10 @@ class NoisySteps:
         """Return what adds noise to sums over features in an attempt at a round; None: nothing."""
         if not self.plan.radius:
             return None
-        return NoisySums(self._mechanisms(self.plan.releases), seed, report.round, report.attempt)
+
+        # Another attempt has another body, and other noise.
+        mechanisms = self._mechanisms(self.plan.releases)
+        return NoisySums(mechanisms, seed, report.round, f"privacy/sums/{report.attempt}")
 
     def repaired(self, received: Received, clients: Sequence[int]) -> Received:
         """Return what the server received of clients, with sums that examples could have."""

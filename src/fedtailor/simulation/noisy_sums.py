@@ -15,7 +15,7 @@ from fedtailor.core.message import Messages, Received, Reduced
 from fedtailor.core.reduction import PartialSum
 from fedtailor.core.schedule import Schedule
 from fedtailor.privacy.accountant import Release, epsilon_of
-from fedtailor.privacy.class_statistics import SiteNoise, SumsMechanism
+from fedtailor.privacy.class_statistics import NoisySums, SumsMechanism
 from fedtailor.privacy.ledger import Ledger, LedgerEntry
 from fedtailor.privacy.mechanism import ClientBounds, ClientMechanism, Sent, digest_of
 from fedtailor.privacy.options import PrivacyOptions
@@ -137,8 +137,9 @@ class ExampleReleases:
         self._algorithm = algorithm
         self._ledger = ledger if ledger is not None else Ledger()
         self.mechanism = _sums_mechanism(algorithm, roster, schedule, privacy)
+        self._clients = roster.known
 
-    def bounds(self, report: RoundReport, sent: Sent, seed: int) -> SiteNoise | None:
+    def bounds(self, report: RoundReport, sent: Sent, seed: int) -> NoisySums | None:
         """Return what adds noise to uploads, once they are in the ledger; None: the server does.
 
         Raises:
@@ -150,7 +151,8 @@ class ExampleReleases:
         # Another attempt sends the same numbers, of the same noise.
         name = f"sites/{seed}/{report.round}/{self._algorithm}/{self.mechanism}"
         self._enter(report, hashlib.sha256(name.encode()).hexdigest(), attempt=0)
-        return SiteNoise(self.mechanism, seed, report.round)
+        mechanisms = dict.fromkeys(self._clients, self.mechanism)
+        return NoisySums(mechanisms, seed, report.round, "privacy/site")
 
     def release(
         self, report: RoundReport, totals: Mapping[str, PartialSum], sent: Sent, seed: int
