@@ -146,7 +146,7 @@ def test_a_site_imports_no_method_or_model_that_it_does_not_allow(
     name = "pfedfda" if key == "algorithm" else "mlp"
     assert f'name = "{name}"' in config
     record["config"] = config.replace(f'name = "{name}"', 'name = "evil_method:Evil"')
-    raw = json.dumps(record).encode()
+    raw = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
     site = recorded.open()[0]
     answer = site.answer(Envelope({"kind": "begin", "client": 0}, {"plan": raw}))
     assert "'evil_method:Evil'" in answer.head["refused"]

@@ -25,7 +25,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.agreed_study import allow_study
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.packing import pack_download
-from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
+from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.state import Version
 from fedtailor.deployment.wire import Work, from_blob, to_blob
@@ -104,7 +104,7 @@ class Server:
 
     def sums(self, plan, client=0):
         """Return number and sum of the training rows."""
-        head = {"kind": "begin", "protocol": PROTOCOL, "client": client, "moments": True}
+        head = {"kind": "begin", "client": client, "moments": True}
         answer = self.ask(head, {"plan": plan.raw})
         if answer is None:
             return None
@@ -504,7 +504,7 @@ def test_a_site_runs_one_agreed_study_and_no_other(tmp_path):
 
 def test_what_cannot_be_read_says_nothing_of_single_cells(tmp_path):
     server = Server(tmp_path)
-    head = {"kind": "describe", "protocol": PROTOCOL, "fedtailor": __version__}
+    head = {"kind": "describe", "fedtailor": __version__}
     data = {"path": "each-site", "missing": "refuse"}
     for place, row in itertools.product(range(3), range(5)):
         values = {"abc"[place]: [float(server.rows[row, place])]}

@@ -34,7 +34,7 @@ from fedtailor.deployment.federation_folder import Registered
 from fedtailor.deployment.limits import LARGEST_SHAPE, MOST_AXES, MOST_CLASSES, MOST_EXAMPLES
 from fedtailor.deployment.membership import Member
 from fedtailor.deployment.options import SHARED, DeployOptions, FederationFile
-from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan
+from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.wire import refusal_in, whole, wrong
 from fedtailor.encoders.load import load_encoder
 from fedtailor.experiment.assembly import (
@@ -311,7 +311,7 @@ class _Questions(NamedTuple):
             RunError: a site refuses; as soon as it does.
             SiteLeftError: a site was paused or removed meanwhile, or was not waited for.
         """
-        head = {"kind": kind, "protocol": PROTOCOL, "fedtailor": __version__, **question}
+        head = {"kind": kind, "fedtailor": __version__, **question}
         blobs = {} if plan is None else {"plan": plan.raw}
         clients = range(self.first, self.first + len(self.names))
         requests = {client: Envelope({**head, "client": client}, blobs) for client in clients}

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from fedtailor import __version__
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.errors import DataError
-from fedtailor.core.reading import damaged, parse_json, read_file
+from fedtailor.core.reading import content_of, damaged, parse_json, read_file
 from fedtailor.core.task import Task
 from fedtailor.data.input_specification import InputSpecification, specification_of
 from fedtailor.deployment.limits import MOST_SITES
@@ -27,23 +25,9 @@ from fedtailor.experiment.assembly import make_algorithm
 from fedtailor.experiment.config import Config, make_config, to_toml
 from fedtailor.serving.load import TrainedMethod
 
-PROTOCOL = 2
-"""Of the messages between server and sites. Both must have the same."""
 LARGEST_PLAN = 2**26
 """Bytes of a plan."""
 _MOST_ANCESTORS = 1000
-_KEYS = {
-    "protocol",
-    "fedtailor",
-    "run",
-    "lineage",
-    "config",
-    "inputs",
-    "mean",
-    "std",
-    "sites",
-    "new_sites",
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +84,6 @@ class DeploymentPlan:
     def raw(self) -> bytes:
         """The plan as JSON; :func:`read_plan` reads it."""
         record = {
-            "protocol": PROTOCOL,
             "fedtailor": __version__,
             "run": self.run,
             "lineage": list(self.lineage),
@@ -124,49 +107,35 @@ def read_plan(raw: bytes) -> DeploymentPlan:
 
     Raises:
         ConfigError: its configuration is wrong.
-        DataError: it is damaged, of another protocol, or of another version of fedtailor.
+        DataError: it is damaged, or of another version of fedtailor.
     """
     where = Path("plan")
     if len(raw) > LARGEST_PLAN:
         message = f"the plan has {len(raw)} bytes, more than {LARGEST_PLAN}."
         raise DataError(message, key="plan", got=len(raw))
 
+    # The version first: of another one, the rest may be anything.
     record = parse_json(raw, where)
-    if not isinstance(record, dict) or set(record) != _KEYS:
-        raise damaged(where, f"it must hold {', '.join(sorted(_KEYS))}")
-    if record["protocol"] != PROTOCOL:
-        raise other_version("protocol", PROTOCOL, record["protocol"])
+    version = record.get("fedtailor") if isinstance(record, dict) else None
+    if version != __version__:
+        raise other_version("fedtailor", __version__, version)
 
-    # Types first: the record may hold anything.
-    texts = [record[key] for key in ("fedtailor", "run", "config")]
-    if not all(isinstance(text, str) for text in texts) or not record["run"].isalnum():
-        raise damaged(where, "an entry that must be text is not text")
-    if record["fedtailor"] != __version__:
-        raise other_version("fedtailor", __version__, record["fedtailor"])
+    with content_of(where):
+        plan = DeploymentPlan(
+            config=make_config(tomllib.loads(record["config"])),
+            inputs=specification_of(record["inputs"], record),
+            sites=whole("sites", record["sites"], MOST_SITES),
+            new_sites=whole("new_sites", record["new_sites"], record["sites"] - 1),
+            run=record["run"],
+            lineage=tuple(record["lineage"]),
+        )
+        are_names = all(name.isalnum() for name in (plan.run, *plan.lineage))
+        is_whole = are_names and len(plan.lineage) <= _MOST_ANCESTORS and plan.raw == raw
 
-    lineage = record["lineage"]
-    is_lineage = isinstance(lineage, list) and len(lineage) <= _MOST_ANCESTORS
-    if not is_lineage or not all(isinstance(run, str) and run.isalnum() for run in lineage):
-        raise damaged(where, "its lineage is not a list of names of runs")
-
-    # At least one site trains.
-    sites = whole("sites", record["sites"], MOST_SITES)
-    new_sites = whole("new_sites", record["new_sites"], sites - 1)
-    try:
-        arrays = {key: np.array(record[key], dtype=np.float64) for key in ("mean", "std")}
-        inputs = specification_of(record["inputs"], arrays)
-    except DataError:
-        raise
-    except Exception as reason:  # of wrong types: the record may hold anything
-        raise damaged(where, f"its inputs are impossible: {type(reason).__name__}") from reason
-
-    try:
-        values = tomllib.loads(record["config"])
-    except (ValueError, RecursionError) as reason:
-        raise damaged(where, "its configuration is not TOML") from reason
-
-    config = make_config(values)
-    return DeploymentPlan(config, inputs, sites, new_sites, record["run"], tuple(lineage))
+    # Also values of other types and further fields.
+    if not is_whole:
+        raise damaged(where, "it is not what a server writes")
+    return plan
 
 
 def read_plan_of(path: Path) -> DeploymentPlan:

@@ -25,7 +25,7 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.limits import MOST_SITES
 from fedtailor.deployment.mask_kinds import KINDS
 from fedtailor.deployment.options import SiteOptions, load_site
-from fedtailor.deployment.plan import PROTOCOL, DeploymentPlan, other_version, read_plan
+from fedtailor.deployment.plan import DeploymentPlan, other_version, read_plan
 from fedtailor.deployment.policy import study_settings
 from fedtailor.deployment.shared_verdicts import SHARE, verdict_of
 from fedtailor.deployment.site_data import (
@@ -180,9 +180,9 @@ class DeployedSite:
     def _describe(self, head: Mapping[str, Any]) -> SiteAnswer:
         """Say which versions run here, and what the data are like."""
         # The version comes first: options of another one would be refused for the wrong reason.
-        for what, here in (("protocol", PROTOCOL), ("fedtailor", __version__)):
-            if head.get(what) != here:
-                raise other_version(what, here, head.get(what))
+        version = head.get("fedtailor")
+        if version != __version__:
+            raise other_version("fedtailor", __version__, version)
 
         data = _data_options(head)
         if data.encoder:
