@@ -27,7 +27,6 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def world(tmp_path, monkeypatch, capsys):
     """Return a folder with a server and three registered sites, and work in it."""
-    pytest.importorskip("cryptography", reason="comes with the extra 'flower'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     run("deploy init server --host localhost")

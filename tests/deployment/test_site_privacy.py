@@ -24,7 +24,6 @@ PIN = "sha256:" + "0123456789abcdef" * 4
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     """Return the public keys of four sites, by their names."""
-    pytest.importorskip("cryptography", reason="comes with the extra 'flower'")
     folder = tmp_path_factory.mktemp("keys")
     return {name: make_node_key(folder / name) for name in ("oslo", "porto", "riga", "turin")}
 
@@ -213,7 +212,7 @@ def test_a_roster_must_have_this_site_with_its_own_key(berlin, path, roster, key
 
     (berlin / "site.key").unlink()
     write_roster(path, roster, replace=True)
-    with pytest.raises(RunError, match=r"cannot read .*site.key"):
+    with pytest.raises(DataError, match=r"cannot read .*site.key"):
         acceptable_roster(berlin, path, replace=False)
 
 

@@ -219,7 +219,6 @@ SECURE = {**SETTINGS, "federation": {"rounds": 2}, "privacy": {"secure_sums": Tr
 
 @pytest.mark.parametrize("showing", [2, 3])
 def test_with_secure_sums_no_single_score_is_shown_unless_all_sites_show_theirs(tmp_path, showing):
-    pytest.importorskip("cryptography", reason="comes with the extra 'flower'")
     values = {**SECURE, "deploy": {"deadline": 30.0}}
     world = World(tmp_path, values=values, secure=True)
     world.write(lambda folder, name: write_arrays(folder, *DATA[name]))
@@ -348,7 +347,6 @@ def test_nothing_is_written_while_nothing_changes(served, monkeypatch):
 @pytest.fixture
 def port(served):
     """Return the port of a finished run, and its token."""
-    pytest.importorskip("cryptography", reason="comes with the extra 'flower'")
     with files_of(served):
         pass
     with StatusPort(served.path / "server", 0) as opened:

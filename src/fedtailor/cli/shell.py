@@ -182,6 +182,13 @@ def _translate(error: BaseException) -> FedtailorError:
             return RunError(f"{reason}.")
         return RunError(f"{reason}: '{error.filename}'.", path=error.filename)
 
+    # What only sites and their server need.
+    if isinstance(error, ModuleNotFoundError) and error.name in ("cryptography", "flwr"):
+        from fedtailor.core.extras import install_command
+
+        hint = install_command("flower")
+        return RunError(f"this needs the package {error.name}: {hint}.", key="flower")
+
     return RunError(f"unexpected {type(error).__name__}: {error} (--debug shows where).")
 
 

@@ -115,7 +115,7 @@ def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> 
 
     Raises:
         ConfigError: the folder is taken, or the host or the experiment is wrong.
-        RunError: a file cannot be written, or ``cryptography`` is not installed.
+        RunError: a file cannot be written.
     """
     refuse_existing(folder)
     if experiment is None:
@@ -146,8 +146,7 @@ def renew_certificate(folder: FederationFolder) -> float:
 
     Raises:
         ConfigError: ``federation.toml`` is wrong.
-        DataError: the files of the authority are damaged.
-        RunError: they are missing, or ``cryptography`` is not installed.
+        DataError: the files of the authority are missing or damaged.
     """
     deploy = load_federation(folder.path / FEDERATION_FILE).deploy
     keys = folder.path / KEYS
@@ -172,7 +171,7 @@ def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
 
     Raises:
         ConfigError: the folder is taken, or a value is not usable.
-        RunError: a file cannot be written, or ``cryptography`` is not installed.
+        RunError: a file cannot be written.
     """
     refuse_existing(folder)
     check_name(name)

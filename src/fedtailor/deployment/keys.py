@@ -1,7 +1,7 @@
 """Keys and certificates: an authority and a certificate for the server, a key for each site.
 
 All keys are elliptic-curve keys (P-384). A certificate is valid from a day before it was made,
-because clocks differ.
+because clocks differ. The package ``cryptography`` comes with Flower.
 """
 
 from __future__ import annotations
@@ -14,21 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.errors import DataError, RunError
-from fedtailor.core.extras import install_command
 from fedtailor.core.options import wrong_value
-
-try:
-    from cryptography import x509
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-except ImportError:
-    _IS_INSTALLED = False
-else:
-    _IS_INSTALLED = True
+from fedtailor.core.reading import read_file
 
 AUTHORITY_DAYS = 3650
 """Days for which the certificate authority is valid."""
@@ -65,9 +60,8 @@ def make_server_keys(folder: Path, hosts: Sequence[str]) -> None:
 
     Raises:
         ConfigError: a host is not a name or an address.
-        RunError: one of the files exists, or ``cryptography`` is not installed.
+        RunError: one of the files exists.
     """
-    _require_cryptography()
     names = _alternative_names(hosts)
     _refuse_existing(*(folder / name for name in ("ca.crt", "ca.key", "server.pem", "server.key")))
 
@@ -88,15 +82,14 @@ def renew_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
 
     Raises:
         ConfigError: a host is not a name or an address.
-        DataError: the files of the authority are damaged.
-        RunError: they are missing, or ``cryptography`` is not installed.
+        DataError: the files of the authority are missing or damaged.
     """
-    _require_cryptography()
     names = _alternative_names(hosts)
     certificate = _load_certificate(folder / "ca.crt")
     path = folder / "ca.key"
+    content = read_file(path, limit=_LARGEST_FILE)
     try:
-        key = serialization.load_pem_private_key(_read(path), password=None)
+        key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError) as error:
         message = f"'{path}' is not a private key without a password."
         raise DataError(message, path=path) from error
@@ -115,9 +108,8 @@ def make_node_key(path: Path) -> PublicKey:
     """Make the key of a site: a private key with mode 0600, and ``PATH.pub`` for the server.
 
     Raises:
-        RunError: one of the files exists, or ``cryptography`` is not installed.
+        RunError: one of the files exists.
     """
-    _require_cryptography()
     public_path = path.with_name(f"{path.name}.pub")
     _refuse_existing(path, public_path)
 
@@ -133,11 +125,10 @@ def read_public_key(path: Path) -> PublicKey:
     """Read and check the public key of a site.
 
     Raises:
-        DataError: the file is not one public key of the right kind.
-        RunError: it cannot be read, or ``cryptography`` is not installed.
+        DataError: the file cannot be read, or is not one public key of the right kind.
     """
-    _require_cryptography()
-    lines = [line for line in _read(path, _LARGEST_PUBLIC_KEY).splitlines() if line.strip()]
+    content = read_file(path, limit=_LARGEST_FILE)
+    lines = [line for line in content.splitlines() if line.strip()]
     if len(lines) != 1:
         message = f"'{path}' must hold one public key, on one line."
         raise DataError(message, path=path, got=f"{len(lines)} lines")
@@ -152,12 +143,7 @@ def read_public_key(path: Path) -> PublicKey:
 
 
 def parse_public_key(line: bytes) -> PublicKey | None:
-    """Return the public key of a site from a line of OpenSSH; None if it is none.
-
-    Raises:
-        RunError: ``cryptography`` is not installed.
-    """
-    _require_cryptography()
+    """Return the public key of a site from a line of OpenSSH; None if it is none."""
     if len(line) > _LARGEST_PUBLIC_KEY:
         return None
 
@@ -175,8 +161,7 @@ def read_own_key(path: Path) -> PublicKey:
     """Return the public key that belongs to the private key of a site.
 
     Raises:
-        DataError: the file is not the private key of a site.
-        RunError: it cannot be read, or ``cryptography`` is not installed.
+        DataError: the file cannot be read, or is not the private key of a site.
     """
     return _public_key(read_private_key(path).public_key())
 
@@ -185,11 +170,9 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key of a site.
 
     Raises:
-        DataError: the file is not the private key of a site.
-        RunError: it cannot be read, or ``cryptography`` is not installed.
+        DataError: the file cannot be read, or is not the private key of a site.
     """
-    _require_cryptography()
-    content = _read(path)
+    content = read_file(path, limit=_LARGEST_FILE)
     try:
         key = serialization.load_ssh_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -204,10 +187,8 @@ def days_left(certificate: Path) -> float:
     """Return the days until a certificate ends; negative if it has ended.
 
     Raises:
-        DataError: the file is not a certificate.
-        RunError: it cannot be read, or ``cryptography`` is not installed.
+        DataError: the file cannot be read, or is not a certificate.
     """
-    _require_cryptography()
     left = _load_certificate(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     return float(left / datetime.timedelta(days=1))
 
@@ -221,12 +202,6 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _require_cryptography() -> None:
-    if not _IS_INSTALLED:
-        hint = f"which comes with Flower: {install_command('flower')}"
-        raise RunError(f"keys need the package cryptography, {hint}.", key="flower")
 
 
 def _sign_server(
@@ -351,23 +326,9 @@ def _no_private_key(path: Path) -> DataError:
 
 def _load_certificate(path: Path) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(_read(path))
+        return x509.load_pem_x509_certificate(read_file(path, limit=_LARGEST_FILE))
     except ValueError as error:
         raise DataError(f"'{path}' is not a certificate in PEM form.", path=path) from error
-
-
-def _read(path: Path, largest: int = _LARGEST_FILE) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(largest + 1)
-    except OSError as error:
-        raise RunError(f"cannot read '{path}': {error.strerror}.", path=path) from error
-
-    if len(content) > largest:
-        message = f"'{path}' is too large for a key or a certificate: at most {largest} bytes."
-        raise DataError(message, path=path)
-
-    return content
 
 
 def _refuse_existing(*paths: Path) -> None:

@@ -158,7 +158,6 @@ def roster_of(folder: FederationFolder) -> SiteRoster:
     Raises:
         ConfigError: ``federation.toml`` is wrong, or a sum needs more sites than there are.
         DataError: a file of the folder is damaged.
-        RunError: ``cryptography`` is not installed.
     """
     privacy = load_federation(folder.path / FEDERATION_FILE).config.privacy
     registered = [site for site in folder.sites() if not site.new]
@@ -218,7 +217,6 @@ def read_roster(path: Path) -> SiteRoster:
 
     Raises:
         DataError: the file cannot be read, or is not a roster as :func:`write_roster` writes it.
-        RunError: ``cryptography`` is not installed.
     """
     raw = read_file(path, limit=_LARGEST)
     with content_of(path, ConfigError):

@@ -23,8 +23,7 @@ def acceptable_roster(folder: Path, path: Path, *, replace: bool) -> SiteRoster:
 
     Raises:
         ConfigError: the site trusts another one, or ``site.toml`` asks for more.
-        DataError: the roster is damaged, or this site is not in it with its own key.
-        RunError: the key of the site is missing, or ``cryptography`` is not installed.
+        DataError: the roster is damaged, or this site is not in it with its own key, or has none.
     """
     options = load_site(folder)
     roster = read_roster(path)
@@ -62,7 +61,6 @@ def pinned_roster(folder: Path, options: SiteOptions) -> SiteRoster | None:
     Raises:
         ConfigError: ``site.toml`` asks for more by now.
         DataError: its copy is missing, damaged, or another one, or has not this site's key.
-        RunError: the key of the site is missing, or ``cryptography`` is not installed.
     """
     pin = options.privacy.roster
     if not pin:
@@ -87,7 +85,6 @@ def describe_trust(folder: Path, options: SiteOptions) -> str:
     Raises:
         ConfigError: it requires secure sums and trusts no roster, or asks for more than its roster.
         DataError: the roster cannot be used.
-        RunError: the key of the site is missing, or ``cryptography`` is not installed.
     """
     roster = pinned_roster(folder, options)
     required = options.privacy.require_secure_sums
