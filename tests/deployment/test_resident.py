@@ -128,37 +128,6 @@ def test_broken_connections_end_nothing(served, monkeypatch):
     silent.close()
 
 
-def test_a_request_whose_sender_has_gone_is_dropped(served):
-    release = threading.Event()
-    seen = []
-
-    def answer(envelope):
-        seen.append(envelope.head["n"])
-        if envelope.head["n"] == 0:
-            release.wait()
-        return envelope
-
-    path = served(answer)
-    first = threading.Thread(target=ask, args=(path, Envelope({"n": 0}), 30))
-    first.start()
-    wait_for(lambda: seen == [0])
-    gone = socket.socket(socket.AF_UNIX)
-    gone.connect(str(path))
-    send(gone, Envelope({"n": 1}))
-    gone.close()
-    release.set()
-    ask(path, Envelope({"n": 2}), 30)
-    first.join()
-    assert seen == [0, 2]
-
-
-def test_one_process_a_socket(served):
-    path = served(echo)
-    with pytest.raises(RunError, match="already serves"):
-        serve(path, echo)
-    assert ask(path, Envelope({}), 30).head == {"echo": {}}
-
-
 def test_a_socket_left_behind_is_replaced(path, served):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import select
 import signal
 import socket
 import stat
@@ -64,17 +63,14 @@ def serve(
 ) -> None:
     """Answer messages at a Unix socket, one connection at a time, in the calling thread.
 
-    An exception of ``answer`` becomes a reply with the head ``{"failed": reason}``. A request whose
-    sender has gone before its turn is dropped. Others that connect wait in the socket's queue.
+    An exception of ``answer`` becomes a reply with the head ``{"failed": reason}``. Others that
+    connect wait in the socket's queue.
 
     Args:
         path: where to put the socket; a socket left there by a dead process is replaced.
         answer: returns the reply to a message.
         stop: set it to end the loop after the present request.
         idle: is called again and again while nobody asks; requests wait until it returns.
-
-    Raises:
-        RunError: another process serves this socket.
     """
     with _listen(path) as listener:
         listener.settimeout(_TURN)
@@ -120,9 +116,8 @@ def _converse(connection: socket.socket, answer: Callable[[Envelope], Envelope])
             send(connection, _failed(one_line(error.message)))
             return
 
-        if not _has_gone(connection):
-            for part in _reply(answer, request):
-                connection.sendall(part)
+        for part in _reply(answer, request):
+            connection.sendall(part)
 
 
 def _reply(answer: Callable[[Envelope], Envelope], request: Envelope) -> list[bytes]:
@@ -139,21 +134,9 @@ def _failed(reason: str) -> Envelope:
     return Envelope({"failed": reason})
 
 
-def _has_gone(connection: socket.socket) -> bool:
-    """Tell whether the other side closed its connection."""
-    readable, _, _ = select.select([connection], [], [], 0)
-    return bool(readable) and connection.recv(1, socket.MSG_PEEK) == b""
-
-
 def _listen(path: Path) -> socket.socket:
-    if path.exists():
-        if _is_served(path):
-            message = "another process already serves this site; stop it first"
-            raise RunError(message, path=path)
-
-        # A process that was killed has left its socket.
-        path.unlink(missing_ok=True)
-
+    # A process that was killed has left its socket; its supervisor lets one live at a time.
+    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(str(path))
@@ -164,16 +147,6 @@ def _listen(path: Path) -> socket.socket:
         raise
 
     return listener
-
-
-def _is_served(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(1.0)
-        try:
-            connection.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def _check_private(folder: Path) -> None:
