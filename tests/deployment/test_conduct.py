@@ -4,8 +4,6 @@ import threading
 
 import pytest
 
-from fedtailor.core.errors import RunError
-from fedtailor.deployment import federation_folder
 from fedtailor.deployment.conduct import Conduct, allow, read_offences
 from fedtailor.deployment.federation_folder import FederationFolder
 
@@ -31,9 +29,3 @@ def test_what_is_noted_while_a_command_forgets_a_site_is_kept(folder):
     noting.join()
     assert allow(folder, "Oslo") == 1
     assert list(read_offences(folder)) == ["Lima"]
-
-
-def test_a_folder_that_another_command_changes_for_long_is_one_sentence(folder, monkeypatch):
-    monkeypatch.setattr(federation_folder, "_LONGEST_CHANGE", 0.1)
-    with FederationFolder(folder).changing(), pytest.raises(RunError, match="another command"):
-        allow(folder, "Oslo")

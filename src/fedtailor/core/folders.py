@@ -121,14 +121,18 @@ class LockedError(Exception):
     """Another process has the lock."""
 
 
-def lock(folder: Path) -> int | None:
+def lock(folder: Path, *, wait: bool = False) -> int | None:
     """Lock a folder until the returned descriptor is closed, or the process ends.
+
+    Args:
+        folder: exists.
+        wait: whether to wait for another process that has the lock.
 
     Returns:
         None if the system has no such locks.
 
     Raises:
-        LockedError: another process has it.
+        LockedError: another process has it, and this one does not wait.
         OSError: the folder cannot be opened.
     """
     if sys.platform == "win32":
@@ -136,7 +140,7 @@ def lock(folder: Path) -> int | None:
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as reason:
         os.close(descriptor)
         raise LockedError from reason

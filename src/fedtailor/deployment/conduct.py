@@ -36,7 +36,6 @@ class Conduct(NamedTuple):
 
         Raises:
             DataError: the file of what is noted is damaged.
-            RunError: a command is changing the folder, and does not end.
         """
         request = {"run": self.run, "round": round, "stage": stage}
         with FederationFolder(self.folder).changing():
@@ -71,7 +70,6 @@ def allow(folder: Path, name: str) -> int:
 
     Raises:
         ConfigError: nothing is noted of it.
-        RunError: another command is changing the folder, and does not end.
     """
     # A server may be noting the next one.
     with FederationFolder(folder).changing():

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, write_json
-from fedtailor.core.errors import ConfigError, DataError, RunError, unknown_name
-from fedtailor.core.folders import LockedError, lives, lock, this_process
+from fedtailor.core.errors import ConfigError, DataError, unknown_name
+from fedtailor.core.folders import lives, lock, this_process
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import content_of, read_object
 from fedtailor.deployment.options import FEDERATION_FILE, FLOWER_FOLDER
@@ -33,9 +33,6 @@ RUNS = "runs"
 """Folder of the runs."""
 _NUMBER = re.compile(r"\d{4,}")
 _LONGEST_NAME = 100
-_LONGEST_CHANGE = 10.0
-"""Seconds that a command waits for another one that changes the register."""
-_SHORT_WAIT = 0.05
 
 
 class Registered(NamedTuple):
@@ -87,28 +84,13 @@ class FederationFolder:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Keep other commands from changing the register while the block runs.
-
-        Raises:
-            RunError: another one does, and does not end.
-        """
-        end = time.monotonic() + _LONGEST_CHANGE
-        while time.monotonic() < end:
-            try:
-                descriptor = lock(self.path)
-            except LockedError:
-                time.sleep(_SHORT_WAIT)
-                continue
-
-            try:
-                yield
-            finally:
-                if descriptor is not None:
-                    os.close(descriptor)
-            return
-
-        message = f"another command is changing the sites of '{self.path}'."
-        raise RunError(message, path=self.path)
+        """Keep other commands from changing the register while the block runs."""
+        descriptor = lock(self.path, wait=True)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def register(self, site: Registered) -> None:
         """Add a site.
