@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.engine import Failure, NoAnswer, ProgramError
 from fedtailor.core.errors import DataError, FedtailorError, describe_error, one_line
+from fedtailor.core.fixed_point import FixedPoint
 from fedtailor.core.message import Messages, upload_bytes, with_noise_on_counts
 from fedtailor.core.reduction import PartialSum, Reduction
 from fedtailor.core.scores import ReportSums, Scores
@@ -21,9 +22,12 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.limits import LONGEST_METRIC_NAME, MOST_STEPS
 from fedtailor.deployment.mask_kinds import SumFailedError
+from fedtailor.deployment.masked_sum import MaskedSum
 from fedtailor.deployment.packing import VALUE_PROBLEMS, pack_download, unpack_upload
 from fedtailor.deployment.score_checks import check_scores
+from fedtailor.deployment.secure_sums import SecureSums
 from fedtailor.deployment.state import Version
+from fedtailor.deployment.sum_vector import SumVector
 from fedtailor.deployment.wire import (
     Work,
     answers_to,
@@ -35,15 +39,10 @@ from fedtailor.deployment.wire import (
 )
 from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import PersonalizeReply, Storage, TrainReply
+from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
 from fedtailor.simulation.programs import PersonalizeRequest, Request, ScoreRequest, TrainRequest
 from fedtailor.simulation.quarantine import problem_with_numbers, usable_numbers
 from fedtailor.simulation.trial import reported_numbers
-
-if TYPE_CHECKING:
-    from fedtailor.core.fixed_point import FixedPoint
-    from fedtailor.deployment.masked_sum import MaskedSum
-    from fedtailor.deployment.secure_sums import SecureSums
-    from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
 
 Reply = TypeVar("Reply")
 
@@ -216,9 +215,6 @@ class RemoteClients:
             others: those that are asked in any case.
             fixed: of a request to train: how uploads become whole numbers.
         """
-        # Most runs have no secure sums, and do not need the package cryptography.
-        from fedtailor.deployment.sum_vector import SumVector
-
         assert self._sums is not None
         request = question.request
         vector = SumVector(self._plan, request, self._reported, self._messages, fixed)

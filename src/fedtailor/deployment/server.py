@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtailor.core.atomic import make_folder, write_json, write_whole
 from fedtailor.core.errors import (
@@ -59,6 +59,8 @@ from fedtailor.deployment.options import (
 )
 from fedtailor.deployment.plan import DeploymentPlan, read_plan_of
 from fedtailor.deployment.remote import RemoteClients
+from fedtailor.deployment.roster import ROSTER_FILE, read_roster, roster_of, write_roster
+from fedtailor.deployment.secure_sums import MASKS, SecureSums
 from fedtailor.deployment.shared_verdicts import SHARE, ask_verdicts
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder, exclusive
@@ -67,13 +69,10 @@ from fedtailor.experiment.reader import ACROSS_SITES, holds_run, read_provenance
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_run
 from fedtailor.experiment.writer import RunPlan, RunWriter
+from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
 from fedtailor.simulation.report import RunState
 from fedtailor.simulation.rounds import federate
 from fedtailor.simulation.server import rare_classes
-
-if TYPE_CHECKING:
-    from fedtailor.deployment.secure_sums import SecureSums
-    from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
 
 _STORES = ("bases", "per_client", "best_bases", "best_per_client")
 """What the server keeps of each site from round to round."""
@@ -368,8 +367,6 @@ def _own_noise(agreement: Agreement, sums: SecureSums | None) -> NoiseElsewhere 
     if plan.config.privacy.unit == "none":
         return None
 
-    from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
-
     training = {
         number: member
         for number, member in enumerate(agreement.members)
@@ -405,10 +402,6 @@ def _secure_sums(
     Raises:
         ConfigError: other sites train than those of the roster.
     """
-    # Most runs have no secure sums, and do not need the package cryptography.
-    from fedtailor.deployment.roster import ROSTER_FILE, read_roster, roster_of, write_roster
-    from fedtailor.deployment.secure_sums import MASKS, SecureSums
-
     # The roster of a run that has begun stays the same, whoever is registered now.
     roster_path = path / MASKS / ROSTER_FILE
     if not roster_path.is_file():

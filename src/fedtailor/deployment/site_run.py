@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import ConfigError, DataError, describe_error
-from fedtailor.core.fixed_point import make_fixed_point
+from fedtailor.core.fixed_point import FixedPoint, make_fixed_point
 from fedtailor.core.message import Messages, Upload, with_noise_on_counts
 from fedtailor.core.scores import Scores
 from fedtailor.core.tree import Tree, leaves
@@ -29,10 +29,16 @@ from fedtailor.deployment.packing import pack_upload, unpack_download
 from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.site_curve import note_accuracy
 from fedtailor.deployment.site_data import prepare
+from fedtailor.deployment.site_masks import SiteMasks
 from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_models import write_version
+from fedtailor.deployment.site_releases import SiteReleases, check_noise
 from fedtailor.deployment.state import SiteState, Version, forget_old_runs
+from fedtailor.deployment.sum_vector import SumVector
 from fedtailor.deployment.wire import Work, from_blob, wrong
+from fedtailor.privacy.claims import of_card
+from fedtailor.privacy.examples import ExamplePlan
+from fedtailor.privacy.masks.session import SumRequest
 from fedtailor.serving.model_folder import ClientModel
 from fedtailor.serving.site_data import federation_of_one
 from fedtailor.simulation.calibration import calibrate, operating_point
@@ -45,14 +51,6 @@ from fedtailor.simulation.programs import (
     ScoreRequest,
     TrainRequest,
 )
-
-if TYPE_CHECKING:
-    from fedtailor.core.fixed_point import FixedPoint
-    from fedtailor.deployment.site_masks import SiteMasks
-    from fedtailor.deployment.site_releases import SiteReleases
-    from fedtailor.deployment.sum_vector import SumVector
-    from fedtailor.privacy.examples import ExamplePlan
-    from fedtailor.privacy.masks.session import SumRequest
 
 _STATES = "states"
 _DIGEST_FILE = "data.sha256"
@@ -151,9 +149,6 @@ class SiteRun:
         common_task = self._algorithm.bind(self._federation.common_task)
         self._messages: Messages = self._algorithm.messages(common_task)
         if self._has_noise:
-            # Few runs have noise, and others do not import this.
-            from fedtailor.deployment.site_releases import check_noise
-
             check_noise(plan, self._federation.roster)
             self._messages = with_noise_on_counts(self._messages)
 
@@ -169,9 +164,6 @@ class SiteRun:
         if not self._has_sums:
             raise ConfigError("the plan has no secure sums.", key="privacy.secure_sums")
 
-        # Only secure sums need the package cryptography.
-        from fedtailor.deployment.site_masks import SiteMasks
-
         return SiteMasks(self._folder, self._run_states, self._options, self.plan, self.client)
 
     @cached_property
@@ -185,8 +177,6 @@ class SiteRun:
         num_train = len(self.prepared.positions.train)
         if not self._has_noise or not num_train:
             return None
-
-        from fedtailor.deployment.site_releases import SiteReleases
 
         # What the masks let pass decides, not what the plan says of sums.
         sums = (1, 1)
@@ -328,8 +318,6 @@ class SiteRun:
         # Others would take a sum for one over this site too.
         if not self._has_something_for(work.request):
             raise DataError("this site has nothing to add to this sum.", key="cohort")
-
-        from fedtailor.deployment.sum_vector import SumVector
 
         request = work.request
         fixed: FixedPoint | None = None
@@ -497,8 +485,6 @@ class SiteRun:
         )
         card = {}
         if not is_new and self.releases is not None:
-            from fedtailor.privacy.claims import of_card
-
             card = of_card({"privacy": self.releases.record()})
         version = write_version(self._folder, model, self.plan, self.prepared.digest, card)
         log.info("model: version %s is in use", version.number)
