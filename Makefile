@@ -42,8 +42,8 @@ test-faults-full: $(VENV)/.installed-test
 # the environment with Flower, for a server or a site
 flower: $(FLOWER)/.installed
 
-# four sites and a server as real processes on this machine, over TLS: rounds of training, the same
-# with secure sums, then two exchanges on features of a frozen encoder
+# four sites and a server as real processes on this machine, over TLS: rounds of training with secure
+# sums, then two exchanges on features of a frozen encoder
 demo-sites: $(FLOWER)/.installed
 	$(FLOWER)/bin/fedtailor deploy demo --secure
 	PYTHONPATH=$(CURDIR)/examples $(FLOWER)/bin/fedtailor deploy demo --encoder edges:encoder

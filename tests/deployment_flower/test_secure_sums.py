@@ -203,15 +203,10 @@ def test_a_server_that_is_killed_in_every_exchange(of_four, method):
 
 
 @pytest.mark.slow
-def test_the_demonstration_compares_the_time(tmp_path, capsys):
+def test_the_demonstration_has_the_bits_of_a_simulation(tmp_path, capsys):
     out = tmp_path / "demo"
     assert main(["deploy", "demo", "--secure", "--rounds", "2", "--out", str(out), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["same_as_simulation"] is True
-    print(result["times"])
-    for times in (result["times"]["without"], result["times"]["with"]):
-        assert len(times["rounds"]) == 2
-        assert 0 < sum(times["rounds"]) < times["all"]
+    assert json.loads(capsys.readouterr().out)["same_as_simulation"] is True
 
-    runs = [read_run(out / "server" / "runs" / number) for number in ("0001", "0002")]
-    assert [run.config["privacy"]["secure_sums"] for run in runs] == [False, True]
+    run = read_run(out / "server" / "runs" / "0001")
+    assert run.config["privacy"]["secure_sums"] is True and len(run.rounds) == 2

@@ -210,16 +210,14 @@ def demo(
             "Frozen encoder, as of fedtailor run: one_shot_fda on its features, in two exchanges.",
         ),
     ] = "",
-    secure: Annotated[
-        bool, switch("--secure", "Then train again with secure sums, and compare the time.")
-    ] = False,
+    secure: Annotated[bool, switch("--secure", "Train with secure sums.")] = False,
     json: Json = False,
 ) -> None:
     """Start a server and four sites on this machine, and train on digits: is it worth it?
 
     The labels of the fourth site are shuffled.
 
-    It takes some minutes, and longer with --secure.
+    It takes some minutes.
     """
     from fedtailor.cli.show.sites import show_sites_demo
     from fedtailor.deployment.demo import run_demo

@@ -5,7 +5,6 @@ At the last site, every label is that of another example, as after an error in i
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -27,13 +26,13 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.flower.processes import free_port, require_flower
 from fedtailor.deployment.init import CERTIFICATE, KEYS, add_site, init_server, init_site
-from fedtailor.deployment.options import FEDERATION_FILE, PLAN_FILE, SITE_FILE
-from fedtailor.deployment.roster import ROSTER_FILE, spell
+from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE
+from fedtailor.deployment.roster import ROSTER_FILE, SiteRoster, roster_of, spell
 from fedtailor.deployment.site_file import write_values
 from fedtailor.deployment.supervise import Supervisor
+from fedtailor.deployment.trust import acceptable_roster, pin_roster
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.folder import refuse_existing
-from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.serving.run import load
 
@@ -69,14 +68,13 @@ def run_demo(
         folder: to write; every site has its own folder in it, as it would on its own machine.
         rounds: of training.
         encoder: frozen encoder of the pictures: there are two exchanges then, and no training.
-        secure: whether to make a second run, with secure sums. The result is that of this one.
+        secure: whether the server gets sums over sites only.
         say: is told what happens.
 
     Returns:
         The result of the run, with ``exchanges``, their number if the method has no rounds,
         ``uses``, which model each site uses, and ``same_as_simulation``: whether all sites have the
         personal models of a simulation, bit for bit.
-        With secure sums also ``times``: see :func:`times_of`, ``without`` and ``with`` them.
 
     Raises:
         ConfigError: the folder is taken, or there is no such encoder.
@@ -95,9 +93,8 @@ def run_demo(
 
     if secure:
         # A site reads whom it trusts when it starts.
-        fingerprint = _trust_each_other(folder)
-        roster = spell(fingerprint, short=True)
-        say(f"the sites trust each other in secure sums, by the roster {roster}")
+        fingerprint = spell(_trust_each_other(folder).pin, short=True)
+        say(f"the sites trust each other in secure sums, by the roster {fingerprint}")
 
     # Every site prints to NAME.log.
     with Supervisor(folder, _environment()) as sites:
@@ -106,19 +103,13 @@ def run_demo(
 
         say("the sites are starting; the server waits for them")
         _serve(folder)
-        if secure:
-            say("the same again with secure sums")
-            _write_secure_sums(server / FEDERATION_FILE)
-            _serve(folder, "--new")
 
     say("a simulation of the same run, to compare")
-    runs = FederationFolder(server).runs()
-    result = read_object(runs[-1] / "result.json", within=runs[-1])
+    (made,) = FederationFolder(server).runs()
+    result = read_object(made / "result.json", within=made)
     result["exchanges"] = load_algorithm(result["algorithm"]).exchanges
     result["same_as_simulation"] = has_bits_of_simulation(folder)
     result["uses"] = {name: model_of(folder / name) for name in SITES}
-    if secure:
-        result["times"] = {"without": times_of(runs[0]), "with": times_of(runs[1])}
     return result
 
 
@@ -126,19 +117,6 @@ def model_of(site: Path) -> str:
     """Return the name of the model that a site uses: of the method, or one that it has alone."""
     card = load(site / "model").model(0).card
     return str(card["algorithm"])
-
-
-def times_of(run: Path) -> dict[str, Any]:
-    """Return how long a run across sites took, in seconds.
-
-    Returns:
-        ``rounds``, training and evaluation of each; ``all``, from the agreement on the plan to the
-        result, which counts the exchange of keys in.
-    """
-    rounds = [sum(line["seconds"].values()) for line in read_run(run).rounds]
-    began = (run / PLAN_FILE).stat().st_mtime
-    ended = (run / "result.json").stat().st_mtime
-    return {"rounds": rounds, "all": ended - began}
 
 
 def prepare(folder: Path, *, rounds: int, encoder: str = "", port: int) -> Path:
@@ -185,13 +163,13 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 
-def _serve(folder: Path, *options: str) -> None:
-    """Make one run.
+def _serve(folder: Path) -> None:
+    """Make the run.
 
     Raises:
         RunError: it fails.
     """
-    arguments = [*_COMMAND, "serve", str(folder / _SERVER), *options]
+    arguments = [*_COMMAND, "serve", str(folder / _SERVER)]
     done = subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, env=_environment())
 
     # Ctrl-C reached the server too.
@@ -202,40 +180,19 @@ def _serve(folder: Path, *options: str) -> None:
         raise RunError(f"the server ended with code {done.returncode}; {logs}.", path=folder)
 
 
-def _trust_each_other(folder: Path) -> str:
-    """Do what operator and sites do before secure sums, and return the fingerprint.
+def _trust_each_other(folder: Path) -> SiteRoster:
+    """Do what operator and sites do before secure sums, and return the roster."""
+    server = folder / _SERVER
+    path = folder / ROSTER_FILE
+    write_whole(path, roster_of(FederationFolder(server)).to_text())
 
-    Raises:
-        RunError: a command fails.
-    """
-
-    def run_command(*arguments: str) -> dict[str, Any]:
-        command = [*_COMMAND, *arguments, "--json"]
-        done = subprocess.run(command, check=False, capture_output=True, env=_environment())
-        if done.returncode != 0:
-            output = (done.stdout + done.stderr).decode(errors="replace").strip()
-            raise RunError(f"fedtailor {' '.join(arguments)}: {output}", path=folder)
-        record: dict[str, Any] = json.loads(done.stdout)
-        return record
-
-    roster = str(folder / ROSTER_FILE)
-    made = run_command("deploy", "roster", str(folder / _SERVER), "--out", roster)
-    fingerprint = str(made["fingerprint"])
+    # Here, one machine has all sites; elsewhere, people compare the fingerprint by telephone.
     for name in SITES:
-        # The first run is without secure sums, which a site would refuse from now on.
-        allowed = {"require_secure_sums": False}
-        write_values(folder / name / SITE_FILE, "privacy", allowed, missing={})
+        roster = acceptable_roster(folder / name, path, replace=False)
+        pin_roster(folder / name, roster)
 
-        # Here, one machine has all sites; elsewhere, people compare it by telephone.
-        run_command("site", "trust", str(folder / name), roster, "--fingerprint", fingerprint)
-    return fingerprint
-
-
-def _write_secure_sums(path: Path) -> None:
-    """Have the next run of a server make its sums under masks."""
-    values = tomllib.loads(path.read_text(encoding="utf-8"))
-    values["privacy"] = {**values.get("privacy", {}), "secure_sums": True}
-    write_whole(path, tomli_w.dumps(values))
+    write_values(server / FEDERATION_FILE, "privacy", {"secure_sums": True}, missing={})
+    return roster
 
 
 def has_bits_of_simulation(folder: Path) -> bool:

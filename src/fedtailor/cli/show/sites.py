@@ -117,8 +117,6 @@ def show_sites_demo(folder: Path, result: Mapping[str, Any]) -> None:
     if result.get("shared_verdicts"):
         show_shared_verdicts(result["shared_verdicts"], len(result["uses"]))
     _show_uses(result)
-    if "times" in result:
-        _show_times(result["times"])
     if result["same_as_simulation"]:
         say("All personal models have the bits of a simulation with the same data.")
     else:
@@ -141,18 +139,6 @@ def _show_uses(result: Mapping[str, Any]) -> None:
         if name not in personalized:
             own = model.replace("_", " ")
             say(f"{name} keeps what it would use alone ({own}).")
-
-
-def _show_times(times: Mapping[str, Any]) -> None:
-    """Print how long the rounds took, without and with secure sums."""
-    plain = times["without"]
-    masked = times["with"]
-    rows = []
-    for number, seconds in enumerate(zip(plain["rounds"], masked["rounds"], strict=True), start=1):
-        rows.append([f"round {number}", *(f"{value:.1f}" for value in seconds)])
-
-    rows.append(["in all", f"{plain['all']:.1f}", f"{masked['all']:.1f}"])
-    table("Seconds", ["", "without\nsecure sums", "with\nsecure sums"], rows)
 
 
 def show_made(folder: Path, made: NewSite, name: str, server: str) -> None:
