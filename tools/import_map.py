@@ -31,6 +31,7 @@ TORCH_FREE = frozenset(
     {
         "core.atomic",
         "core.errors",
+        "core.extras",
         "core.folders",
         "core.metrics",
         "core.options",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError
@@ -18,10 +18,9 @@ from fedtailor.core.reading import content_of, damaged, is_missing, read_file, s
 from fedtailor.deployment.federation_folder import FederationFolder, check_name
 from fedtailor.deployment.keys import PublicKey, parse_public_key
 from fedtailor.deployment.options import FEDERATION_FILE, load_federation
+from fedtailor.privacy.masks.primitives import digest_of, pack
+from fedtailor.privacy.masks.session import Session
 from fedtailor.privacy.options import colluding_of, threshold_of
-
-if TYPE_CHECKING:
-    from fedtailor.privacy.masks.session import Session
 
 ROSTER_FILE = "roster.json"
 """In the folder of a site: the roster that it has pinned."""
@@ -65,17 +64,12 @@ class SiteRoster:
 
     def session(self, run: str, smallest: int = 0) -> Session:
         """Return a run as masks know it; ``smallest``: a larger sum that a site asks for."""
-        from fedtailor.privacy.masks.session import Session
-
         points = tuple(site.key.point for site in self.sites)
         return Session(run, points, self.threshold, self.colluding, max(self.fewest, smallest))
 
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of all that the roster says: points, names, and the three numbers."""
-        # It needs cryptography, which the output of other commands does not.
-        from fedtailor.privacy.masks.primitives import digest_of, pack
-
         numbers = (self.colluding, self.threshold, self.smallest_sum)
         points = [site.key.point for site in self.sites]
         names = [site.name.encode() for site in self.sites]
