@@ -7,28 +7,26 @@ statistics of every client's features.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
+from scipy.optimize import nnls
 from torch import Tensor
 
-from fedtailor.algorithms._simplex import least_quadratic, nearest_psd
 from fedtailor.toolkit import gaussian, tree
 
 _SMALLEST_WEIGHT = 1e-3
 """Smaller weights are dropped."""
-_AT_ONCE = 2**24
-"""Entries of matrices that are held at once, to bound memory."""
-_CANDIDATES = 64
-"""Clients among whose heads a mixture is sought. In a cohort of at most twice as many, it is sought
-among all."""
-_ATTEMPTS = 4
-"""How often it is sought among so many, until there are twice as many candidates."""
-_TIE = 1e-9
-"""Clients whose heads change the error by less count as equally good, relative to the median error
-of a single head."""
+_AT_ONCE = 50
+"""Heads that join a mixture's candidates at once."""
+_LEAST_VARIANCE = 1e-8
+"""Relative to the median variance; heads of equal clients without variance count equally so."""
+_TIE = 1e-12
+"""Heads that change the error of a mixture by less are left out, relative to the median error of a
+single head."""
 
 
 class FeatureStatistics(NamedTuple):
@@ -59,64 +57,35 @@ def feature_statistics(moments: gaussian.ClassMoments, dtype: torch.dtype) -> Fe
     return FeatureStatistics(variance.to(dtype), prior_means.to(dtype))
 
 
-class HeadErrors(NamedTuple):
-    """The estimated errors ``a^T P_i a`` of mixtures a of m clients' heads, on every client i.
-
-    ``P_i[j, k] = V_j [j = k] + sum_c (H_i[c] - H_j[c]) . (H_i[c] - H_k[c])``: all of it follows
-    from one Gram matrix of H.
-    """
-
-    gram: Float64[Tensor, "m m"]
-    """The inner products of all prior means H."""
-    variance: Float64[Tensor, "m"]
-    """V of all clients."""
-
-    @classmethod
-    def of(cls, statistics: FeatureStatistics) -> HeadErrors:
-        """Return the errors that follow from the statistics of all clients."""
-        flat = statistics.prior_means.double().flatten(1)
-        # rounding may make a sum of squares negative
-        return cls(flat @ flat.mT, statistics.variance.double().clamp_min(0.0))
-
-    def of_single_heads(self) -> Tensor:
-        """Return for every client (row) the error of every head: the diagonal of P_i."""
-        norms = self.gram.diagonal()
-        return norms[:, None] - 2.0 * self.gram + norms + self.variance
-
-    def matrices(self, clients: Tensor, candidates: Tensor) -> Float64[Tensor, "b k k"]:
-        """Return P_i of some clients (b,), for mixtures of each one's candidates (b, k) alone."""
-        # H_i . H_i, H_i . H_j and H_j . H_k
-        norms = self.gram.diagonal()[clients]  # (b,)
-        products = self.gram[clients[:, None], candidates]  # (b, k)
-        among = self.gram[candidates[:, :, None], candidates[:, None, :]]  # (b, k, k)
-
-        # (H_i - H_j) . (H_i - H_k)
-        bias = norms[:, None, None] - products[:, :, None] - products[:, None, :] + among
-        return bias + torch.diag_embed(self.variance[candidates])
-
-    def slopes(self, clients: Tensor, weights: Tensor) -> Float64[Tensor, "b m"]:
-        """Return ``P_i a`` for the weights a (b, m) of some clients i (b,): half the slopes."""
-        # H_i . H_i - H_i . sum_k a_k H_k is the same for every head j
-        products = self.gram[clients]  # H_i . H_j, (b, m)
-        along = (products * weights).sum(1, keepdim=True)
-        constant = self.gram.diagonal()[clients, None] - along
-        return self.variance * weights + constant - products + weights @ self.gram
-
-
 def mixing_weights(statistics: FeatureStatistics) -> Float64[Tensor, "m m"]:
     """Return for every client i (row) the weights of all clients' heads.
 
-    They are ``argmin_a a^T P_i a`` over the simplex, see :class:`HeadErrors`. Weights below 0.001
-    are dropped. A client whose weights cannot be found keeps its own head.
+    They are ``argmin_a a^T P_i a`` over the simplex, where ``P_i[j, k] = V_j [j = k] + sum_c
+    (H_i[c] - H_j[c]) . (H_i[c] - H_k[c])`` estimates the errors of mixtures on client i. Weights
+    below 0.001 are dropped. A client whose weights cannot be found keeps its own head.
+
+    The error is ``|sum_j a_j (sqrt(V_j) e_j, H_j) - (0, H_i)|^2``. A basis of the vectors of all
+    heads, the same for every client, makes them short.
     """
-    weights = best_mixtures(HeadErrors.of(statistics))
+    variance = statistics.variance.double().clamp_min(0.0)
+    variance = variance.clamp_min(_LEAST_VARIANCE * variance.median())
+    means = statistics.prior_means.double().flatten(1)
 
-    # NaN compares as smaller, and is dropped
-    weights = torch.where(weights >= _SMALLEST_WEIGHT, weights, 0.0)
+    basis, heads = torch.linalg.qr(torch.cat([variance.sqrt().diag(), means.mT]))
+    targets = means @ basis[len(means) :]
+    errors = torch.cdist(targets, heads.mT)
 
-    only_own_head = torch.eye(len(weights), dtype=torch.float64)
-    total = weights.sum(1, keepdim=True)
-    return torch.where(total > 0, weights / total, only_own_head)
+    weights = np.eye(len(means))
+    if not torch.isfinite(errors).all():
+        return torch.from_numpy(weights)
+
+    points = heads.mT.contiguous().numpy()
+    for client, target in enumerate(targets.numpy()):
+        with contextlib.suppress(RuntimeError):
+            weights[client] = _best_mixture(points, target, errors[client].numpy())
+
+    weights[weights < _SMALLEST_WEIGHT] = 0.0
+    return torch.from_numpy(weights / weights.sum(1, keepdims=True))
 
 
 def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
@@ -129,65 +98,39 @@ def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
     return tree.map(mix, values)
 
 
-def best_mixtures(errors: HeadErrors) -> Float64[Tensor, "m m"]:
-    """Return the weights for every client (row); NaN where they cannot be found.
+def _best_mixture(
+    heads: Float64[np.ndarray, "m r"],
+    target: Float64[np.ndarray, "r"],
+    errors: Float64[np.ndarray, "m"],
+) -> Float64[np.ndarray, "m"]:
+    """Return the weights of the mixture of heads that is nearest to the target.
 
-    A program over m clients takes m^3 operations, and most weights of large cohorts are 0. So a
-    mixture is sought among the candidates whose heads err least on their own. While others would
-    lower its error, they take the places of those that are not in the mixture, and it is sought
-    again. If there are none, it is the best mixture of all clients.
+    ``argmin_a |a @ gaps|^2`` over the simplex is ``x / sum(x)`` for the x >= 0 of least
+    ``|x @ gaps|^2 + (1 - sum(x))^2``. Most weights are 0, so x is sought among the heads of least
+    error first, and again while others would lower the error of the mixture.
+
+    Raises:
+        RuntimeError: it cannot be found.
     """
-    m = len(errors.gram)
-    weights = torch.empty(m, m, dtype=torch.float64)
+    weights = np.zeros(len(heads))
+    scale = np.median(errors) or 1.0
+    candidates = errors.argsort(kind="stable")[:_AT_ONCE]
 
-    # the clients whose mixture is still sought, and in which order others are their candidates
-    clients = torch.arange(m)  # (b,)
-    order = errors.of_single_heads()  # (b, m), lowest first
-    tie = _TIE * order.median(1, keepdim=True).values
+    while True:
+        gaps = heads[candidates] - target
+        sides = np.vstack([gaps.T / scale, np.ones(len(candidates))])
+        aim = np.append(np.zeros(len(sides) - 1), 1.0)
+        sizes = np.linalg.norm(sides, axis=0)  # may differ by many powers of ten
+        solution = nnls(sides / sizes, aim)[0] / sizes
+        weights[candidates] = solution / solution.sum()
 
-    for attempt in itertools.count():
-        candidates = _first_candidates(order, attempt)
-        mixtures = _mixtures_among(errors, clients, candidates)
-        slopes = errors.slopes(clients, mixtures)
-        is_finite = torch.isfinite(slopes).all(1, keepdim=True)
-        weights[clients] = torch.where(is_finite, mixtures, torch.nan)
+        # half the slopes of the error, up to a term that heads share
+        slopes = heads @ (weights[candidates] @ gaps)
+        lowers = slopes < slopes @ weights - _TIE * scale**2
+        lowers[candidates] = False
+        if not lowers.any():
+            return weights
 
-        # heads outside that would lower the error, or do not raise it
-        is_candidate = torch.zeros_like(slopes, dtype=torch.bool).scatter_(1, candidates, True)
-        level = (mixtures * slopes).sum(1, keepdim=True)
-        would_lower = (slopes <= level + tie[clients]) & ~is_candidate
-        is_incomplete = would_lower.any(1)
-        if not is_incomplete.any():
-            break
-
-        # again where there are such heads; who is in the mixture stays a candidate
-        clients = clients[is_incomplete]
-        order = torch.where(mixtures > _TIE, -torch.inf, slopes)[is_incomplete]
-
-    return weights
-
-
-def _first_candidates(order: Tensor, attempt: int) -> Tensor:
-    """Return the candidates (b, k) that come first in the order (b, m), ascending by number.
-
-    There are more in later attempts.
-    """
-    m = order.shape[1]
-    places = _CANDIDATES * 2 ** (attempt // _ATTEMPTS)
-    count = m if m <= 2 * places else places
-
-    first = order.argsort(dim=1, stable=True)[:, :count]
-    return first.sort(dim=1).values
-
-
-def _mixtures_among(errors: HeadErrors, clients: Tensor, candidates: Tensor) -> Tensor:
-    """Return the best mixtures (b, m) of each client's candidates (b, k); 0 for other heads."""
-    at_once = max(1, _AT_ONCE // candidates.shape[1] ** 2)
-    mixtures = []
-    for start in range(0, len(clients), at_once):
-        part = slice(start, start + at_once)
-        matrices = errors.matrices(clients[part], candidates[part])
-        mixtures.append(least_quadratic(nearest_psd(matrices)))
-
-    weights = torch.zeros(len(clients), len(errors.gram), dtype=torch.float64)
-    return weights.scatter_(1, candidates, torch.cat(mixtures))
+        others = np.flatnonzero(lowers)
+        best = slopes[others].argsort(kind="stable")[:_AT_ONCE]
+        candidates = np.append(candidates, others[best])
