@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """A line of the table."""
 
-    target: str
-    """``module:Class``."""
+    class_name: str
+    """In the module of the method's name."""
     paper: str
     """Authors and year."""
     summary: str
@@ -26,195 +26,193 @@ class Entry(NamedTuple):
 
 ALGORITHMS = {
     "apfl": Entry(
-        "fedtailor.algorithms.apfl:APFL",
+        "APFL",
         "Deng et al. 2020",
         "every client predicts with a mixture of a model of its own and the global one",
     ),
     "ditto": Entry(
-        "fedtailor.algorithms.ditto:Ditto",
+        "Ditto",
         "Li et al. 2021",
         "FedAvg, plus a model for every client that is kept close to the global one",
     ),
     "fed3r": Entry(
-        "fedtailor.algorithms.fed3r:Fed3R",
+        "Fed3R",
         "Fani et al. 2024",
         "one exchange: ridge regression on the features of a frozen body",
     ),
     "fedala": Entry(
-        "fedtailor.algorithms.fedala:FedALA",
+        "FedALA",
         "Zhang et al. 2023",
         "before training, clients mix the global model into their last layers by learned weights",
     ),
     "fedavg": Entry(
-        "fedtailor.algorithms.fedavg:FedAvg",
+        "FedAvg",
         "McMahan et al. 2017",
         "one global model, the mean of the clients'",
     ),
     "fedavg_ft": Entry(
-        "fedtailor.algorithms.fedavg_ft:FedAvgFT",
+        "FedAvgFT",
         "McMahan et al. 2017",
         "FedAvg, and every client fine-tunes a copy of the final model",
     ),
     "fedbabu": Entry(
-        "fedtailor.algorithms.fedbabu:FedBABU",
+        "FedBABU",
         "Oh et al. 2022",
         "shared body under a fixed random head, which every client tunes in the end",
     ),
     "fedbn": Entry(
-        "fedtailor.algorithms.fedbn:FedBN",
+        "FedBN",
         "Li et al. 2021",
         "FedAvg, but every client keeps its own normalization layers",
     ),
     "fedcgs": Entry(
-        "fedtailor.algorithms.fedcgs:FedCGS",
+        "FedCGS",
         "Guan et al. 2025",
         "one exchange: Gaussian heads on the features of a frozen body",
     ),
     "fedcof": Entry(
-        "fedtailor.algorithms.fedcof:FedCOF",
+        "FedCOF",
         "Goswami et al. 2025",
         "one exchange of class means, whose scatter over clients gives covariances",
     ),
     "fedcr": Entry(
-        "fedtailor.algorithms.fedcr:FedCR",
+        "FedCR",
         "Zhang et al. 2023",
         "shared body with Gaussian features aligned by class, personal heads",
     ),
     "feddyn": Entry(
-        "fedtailor.algorithms.feddyn:FedDyn",
+        "FedDyn",
         "Acar et al. 2021",
         "one global model, found with regularizers that remember every client's gradient",
     ),
     "fedem": Entry(
-        "fedtailor.algorithms.fedem:FedEM",
+        "FedEM",
         "Marfoq et al. 2021",
         "a few shared models, which every client mixes with weights of its own",
     ),
     "fedfomo": Entry(
-        "fedtailor.algorithms.fedfomo:FedFomo",
+        "FedFomo",
         "Zhang et al. 2021",
         "every client mixes models of other clients that lower its validation loss",
     ),
     "fedlda": Entry(
-        "fedtailor.algorithms.fedlda:FedLDA",
+        "FedLDA",
         "McLaughlin and Su 2023",
         "shared body and Gaussian classifier, a class prior per client",
     ),
     "fedncm": Entry(
-        "fedtailor.algorithms.fedncm:FedNCM",
+        "FedNCM",
         "Legate et al. 2023",
         "one exchange: the nearest class mean on the features of a frozen body",
     ),
     "fednova": Entry(
-        "fedtailor.algorithms.fednova:FedNova",
+        "FedNova",
         "Wang et al. 2020",
         "one global model; clients that take more steps do not count more for it",
     ),
     "fedpac": Entry(
-        "fedtailor.algorithms.fedpac:FedPAC",
+        "FedPAC",
         "Xu et al. 2023",
         "shared body with features aligned by class, a new combination of heads for every client",
     ),
     "fedper": Entry(
-        "fedtailor.algorithms.fedper:FedPer",
+        "FedPer",
         "Arivazhagan et al. 2019",
         "shared body, personal heads, trained together",
     ),
     "fedproto": Entry(
-        "fedtailor.algorithms.fedproto:FedProto",
+        "FedProto",
         "Tan et al. 2022",
         "personal models of any kind, whose features share global class means",
     ),
     "fedprox": Entry(
-        "fedtailor.algorithms.fedprox:FedProx",
+        "FedProx",
         "Li et al. 2020",
         "FedAvg with local models held near the received one",
     ),
     "fedrep": Entry(
-        "fedtailor.algorithms.fedrep:FedRep",
+        "FedRep",
         "Collins et al. 2021",
         "shared body, personal heads, trained one after the other",
     ),
     "fedrod": Entry(
-        "fedtailor.algorithms.fedrod:FedRoD",
+        "FedRoD",
         "Chen and Chao 2022",
         "shared body and generic head for balanced classes, plus a personal head",
     ),
     "fedsr": Entry(
-        "fedtailor.algorithms.fedsr:FedSR",
+        "FedSR",
         "Nguyen et al. 2022",
         "FedAvg with simple Gaussian features; heads can be tuned (FedSR-FT)",
     ),
     "ifca": Entry(
-        "fedtailor.algorithms.ifca:IFCA",
+        "IFCA",
         "Ghosh et al. 2020",
         "a model per cluster of clients, who choose by training loss",
     ),
     "knn_per": Entry(
-        "fedtailor.algorithms.knn_per:KNNPer",
+        "KNNPer",
         "Marfoq et al. 2022",
         "FedAvg, mixed with the labels of a client's nearest training examples",
     ),
     "lg_fedavg": Entry(
-        "fedtailor.algorithms.lg_fedavg:LGFedAvg",
+        "LGFedAvg",
         "Liang et al. 2020",
         "shared upper layers, personal lower ones",
     ),
-    "local": Entry(
-        "fedtailor.algorithms.local:Local", "", "every client trains alone; nothing is sent"
-    ),
+    "local": Entry("Local", "", "every client trains alone; nothing is sent"),
     "moon": Entry(
-        "fedtailor.algorithms.moon:Moon",
+        "Moon",
         "Li et al. 2021",
         "FedAvg with features pulled to the global model's and away from the client's last ones",
     ),
     "mr_mtl": Entry(
-        "fedtailor.algorithms.mr_mtl:MRMTL",
+        "MRMTL",
         "Liu et al. 2022",
         "a model for every client, held near the mean of all of them",
     ),
     "one_shot_fda": Entry(
-        "fedtailor.algorithms.one_shot_fda:OneShotFDA",
+        "OneShotFDA",
         "",
         "two exchanges: pooled Gaussians of frozen features, a prior and an offset per client",
     ),
     "perfedavg": Entry(
-        "fedtailor.algorithms.perfedavg:PerFedAvg",
+        "PerFedAvg",
         "Fallah et al. 2020",
         "a global model made to be adapted by one gradient step (meta-learning)",
     ),
     "pfedbayes": Entry(
-        "fedtailor.algorithms.pfedbayes:PFedBayes",
+        "PFedBayes",
         "Zhang et al. 2022",
         "a Gaussian over every weight of a client's model, near a global Gaussian",
     ),
     "pfedfda": Entry(
-        "fedtailor.algorithms.pfedfda:PFedFDA",
+        "PFedFDA",
         "McLaughlin and Su 2024",
         "shared body, a Gaussian classifier per client, blended with the global one",
     ),
     "pfedgp": Entry(
-        "fedtailor.algorithms.pfedgp:PFedGP",
+        "PFedGP",
         "Achituve et al. 2021",
         "shared body under Gaussian process classifiers of each client's own examples",
     ),
     "pfedhn": Entry(
-        "fedtailor.algorithms.pfedhn:PFedHN",
+        "PFedHN",
         "Shamsian et al. 2021",
         "a network at the server makes every client's model from a few numbers of the client",
     ),
     "pfedme": Entry(
-        "fedtailor.algorithms.pfedme:PFedMe",
+        "PFedMe",
         "Dinh et al. 2020",
         "a global model made to be near the clients' models, which minimize loss plus distance",
     ),
     "pfedvem": Entry(
-        "fedtailor.algorithms.pfedvem:PFedVEM",
+        "PFedVEM",
         "Zhu et al. 2023",
         "shared body, Gaussian heads around a latent global one, weighted by confidence",
     ),
     "scaffold": Entry(
-        "fedtailor.algorithms.scaffold:Scaffold",
+        "Scaffold",
         "Karimireddy et al. 2020",
         "one global model, from local steps corrected by control variates",
     ),
@@ -231,8 +229,8 @@ def load_algorithm(name: str) -> type[Algorithm[Any, Any, Any]]:
     """
     cls: type[Algorithm[Any, Any, Any]]
     if ":" not in name:
-        entry = ALGORITHMS[find_name("algorithm", name, ALGORITHMS, key="algorithm.name")]
-        cls = pkgutil.resolve_name(entry.target)
+        name = find_name("algorithm", name, ALGORITHMS, key="algorithm.name")
+        cls = pkgutil.resolve_name(f"fedtailor.algorithms.{name}:{ALGORITHMS[name].class_name}")
         return cls
 
     from fedtailor.core.targets import find_target
