@@ -212,19 +212,32 @@ class ClosedForm(FrozenBody[ServerState]):
         return shortened(super().features(task, personal, x), self.feature_clip)
 
 
-def check_means_only(means_only: bool, feature_clip: float) -> None:
-    """Check that something bounds the variance of features whose second moments are not sent.
+@dataclass(frozen=True, kw_only=True)
+class SecondMoments(ClosedForm):
+    """Base of a method whose head needs second moments, but can do without them."""
 
-    Raises:
-        ConfigError: nothing does.
-    """
-    if means_only and not feature_clip:
-        raise ft.ConfigError(
-            "algorithm.means_only needs algorithm.feature_clip above 0, got 0.0: variances follow "
-            "from it.",
-            key="algorithm.feature_clip",
-            got=feature_clip,
-        )
+    means_only: bool = False
+    """Whether no second moments are sent: of features, only class means count then, and variances
+    are equal. ``privacy.unit = "example"`` turns it on where noise would hide second moments."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.means_only and not self.feature_clip:
+            raise ft.ConfigError(
+                "algorithm.means_only needs algorithm.feature_clip above 0, got 0.0: variances "
+                "follow from it.",
+                key="algorithm.feature_clip",
+                got=self.feature_clip,
+            )
+
+    @property
+    def sent_squares(self) -> class_sums.Squares:
+        """Which second moments clients send."""
+        return "none" if self.means_only else self.squares
+
+    def of_means(self) -> Self:
+        """Return the method without second moments."""
+        return dataclasses.replace(self, means_only=True)
 
 
 def linear_shapes(num_classes: int, d: int) -> Any:

@@ -35,16 +35,15 @@ Deviations (P: paper):
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
-from fedtailor.algorithms._closed_form import ClosedForm, Linear, check_means_only, log_known
+from fedtailor.algorithms._closed_form import Linear, SecondMoments, log_known
 from fedtailor.toolkit import class_sums
 
 _GRID = (-4.0, 4.0, 33)
@@ -52,7 +51,7 @@ _GRID = (-4.0, 4.0, 33)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fed3R(ClosedForm):
+class Fed3R(SecondMoments):
     """Ridge regression in one exchange."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -66,22 +65,6 @@ class Fed3R(ClosedForm):
     the sums."""
     normalized: bool = True
     """Whether the weights of every class get norm 1."""
-    means_only: bool = False
-    """Whether no second moments are sent: of features, only class means count then, and variances
-    are equal. ``privacy.unit = "example"`` turns it on where noise would hide second moments."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_means_only(self.means_only, self.feature_clip)
-
-    @property
-    def sent_squares(self) -> class_sums.Squares:
-        """The second moments that clients send."""
-        return "none" if self.means_only else self.squares
-
-    def of_means(self) -> Self:
-        """Return the method without second moments."""
-        return dataclasses.replace(self, means_only=True)
 
     def fit(self, sums: class_sums.ClassSums) -> Linear:
         """Solve the regression."""

@@ -28,15 +28,14 @@ Deviations (P: papers, C: code released for FedCGS):
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
-from fedtailor.algorithms._closed_form import ClosedForm, Linear, check_means_only
+from fedtailor.algorithms._closed_form import Linear, SecondMoments
 from fedtailor.toolkit import class_sums, gaussian
 
 
@@ -59,7 +58,7 @@ class Quadratic(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCGS(ClosedForm):
+class FedCGS(SecondMoments):
     """Gaussian heads from global statistics."""
 
     head: Literal["shared", "lda", "naive_bayes", "qda"] = "shared"
@@ -68,22 +67,6 @@ class FedCGS(ClosedForm):
     shrinkage: Literal["oas"] | ft.Share = "oas"
     """How much of the mean variance replaces a covariance: a share, or ``oas``, which finds it
     from the covariance and the number of examples (Chen et al. 2010)."""
-    means_only: bool = False
-    """Whether no second moments are sent: of features, only class means count then, and variances
-    are equal. ``privacy.unit = "example"`` turns it on where noise would hide second moments."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_means_only(self.means_only, self.feature_clip)
-
-    @property
-    def sent_squares(self) -> class_sums.Squares:
-        """The second moments that clients send."""
-        return "none" if self.means_only else self.squares
-
-    def of_means(self) -> Self:
-        """Return the method without second moments."""
-        return dataclasses.replace(self, means_only=True)
 
     @property
     def squares(self) -> class_sums.Squares:
