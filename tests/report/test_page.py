@@ -221,17 +221,6 @@ def test_figures_of_single_methods_appear_where_records_have_their_numbers(tmp_p
     assert {row[1] for row in figures["beta"].table.rows} == {"clean", "contrast"}
 
 
-def test_a_ridge_that_drowns_the_features_is_noted_once(tmp_path):
-    ratios = {"pfedfda": [0.3, 0.6, 0.6, 0.6], "fedlda": [0.4, 0.4, 0.4, 0.6]}
-    runs = []
-    for name, of_clients in ratios.items():
-        diagnostics = {"ridge_to_variance": of_clients.__getitem__}
-        runs.append(write_run(tmp_path / name, name, diagnostics=diagnostics))
-
-    notes = re.findall(r"(\w+): cov_ridge is ([\d.]+) times", build_page(read_methods(runs)).html)
-    assert notes == [("pfedfda", "0.53")]
-
-
 def test_curves_are_means_over_seeds_between_the_smallest_and_the_largest(tmp_path):
     run = write_seeds(tmp_path / "run", "ditto", (0, 1, 2))
     place = run / "seed-1" / "rounds.jsonl"

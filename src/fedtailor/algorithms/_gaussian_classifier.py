@@ -124,12 +124,6 @@ def losses_of_temperatures(
     return torch.where(torch.isfinite(means).all(), means, 0.0)
 
 
-def ridge_to_variance(covariance: Tensor, ridge: float) -> Tensor:
-    """Return a ridge over the mean variance of the features, (), from a covariance that has it."""
-    variance = covariance.diagonal().mean() - ridge
-    return ridge / variance.clamp_min(1e-6 * ridge)
-
-
 def scale_free_covariance(
     scatter: Tensor, count: Tensor, shrinkage: float | Literal["oas"], num_examples: Tensor
 ) -> Tensor:
@@ -331,6 +325,17 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
             z, personal.means, personal.covariance, self.solver_shrinkage
         )
         return distances.to(z.dtype)
+
+    def diagnostics(self, task: ft.Task, personal: Any) -> dict[str, Tensor]:
+        """Record the largest classifier weight, the scale of features, and Sigma's condition."""
+        numbers = {
+            "max_head_weight": personal.head.weight.abs().max(),
+            "feature_scale": personal.covariance.diagonal().sqrt().mean(),
+            "covariance_condition": gaussian.condition(personal.covariance, self.solver_shrinkage),
+        }
+        if isinstance(personal.temperature, Tensor):
+            numbers["temperature"] = personal.temperature
+        return numbers
 
     def surprise(self, task: ft.Task, personal: Any, x: Tensor) -> Tensor:
         """Return the negative log-density of features under the Gaussians and the class prior."""

@@ -76,7 +76,6 @@ from fedtailor.algorithms._gaussian_classifier import (
     ServerState,
     classifier,
     losses_of_temperatures,
-    ridge_to_variance,
     scale_free_covariance,
 )
 from fedtailor.toolkit import gaussian, tree
@@ -285,20 +284,6 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         if isinstance(state, ClientState):
             body = tree.where(state.trained > 0, state.body, body)
         return self._personal(body, download.shared, data.info)
-
-    def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
-        """Record the largest classifier weight, the scale of features, and Sigma's condition."""
-        numbers = {
-            "max_head_weight": personal.head.weight.abs().max(),
-            "feature_scale": personal.covariance.diagonal().sqrt().mean(),
-            "covariance_condition": gaussian.condition(personal.covariance, self.solver_shrinkage),
-        }
-        if isinstance(personal.temperature, Tensor):
-            numbers["temperature"] = personal.temperature
-        if self.cov_ridge and not self.is_scale_free:
-            ratio = ridge_to_variance(personal.covariance, self.cov_ridge)
-            numbers["ridge_to_variance"] = ratio
-        return numbers
 
     @property
     def solver_shrinkage(self) -> float:

@@ -95,7 +95,6 @@ from fedtailor.algorithms._gaussian_classifier import (
     Head,
     ServerState,
     classifier,
-    ridge_to_variance,
 )
 from fedtailor.toolkit import gaussian
 
@@ -307,20 +306,9 @@ class PFedFDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         return self._personal(shared, shared.body, blend, prior)
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
-        """Record beta, the largest classifier weight and the scale of the features."""
-        numbers = {
-            "beta_means": personal.beta[0],
-            "beta_covariance": personal.beta[1],
-            "max_head_weight": personal.head.weight.abs().max(),
-            "feature_scale": personal.covariance.diagonal().sqrt().mean(),
-            "covariance_condition": gaussian.condition(personal.covariance, _SHRINKAGE),
-        }
-        if isinstance(personal.temperature, Tensor):
-            numbers["temperature"] = personal.temperature
-        if self.cov_ridge and not self.is_scale_free:
-            ratio = ridge_to_variance(personal.covariance, self.cov_ridge)
-            numbers["ridge_to_variance"] = ratio
-        return numbers
+        """Record beta, and the numbers of all Gaussian classifiers."""
+        betas = {"beta_means": personal.beta[0], "beta_covariance": personal.beta[1]}
+        return betas | super().diagnostics(task, personal)
 
     def _class_prior(self, class_counts: Tensor) -> Tensor:
         """Estimate a client's class prior (classes,) from its counts."""

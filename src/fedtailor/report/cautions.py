@@ -13,7 +13,7 @@ from fedtailor.experiment.reader import LOST_WORK, RunRecords, chance_over_seeds
 from fedtailor.privacy.claims import budget_of, claims_of, promises_of
 from fedtailor.report.methods import Method, in_words
 from fedtailor.report.parts import round_figure
-from fedtailor.report.records import MethodRecords, MetricScores, number
+from fedtailor.report.records import MetricScores, number
 from fedtailor.report.statistics import mean
 
 _BUDGET = ("epochs", "steps", "batch_size", "drop_last", "smallest_batch")
@@ -40,8 +40,6 @@ _PROVENANCE = {
 _PARTICIPATION = "federation.participation"
 _WHO_TRAINS = "who trains in a round (federation.train)"
 _UNKNOWN = "not recorded"
-_LARGE_RIDGE = 0.5
-"""Share of the mean variance from which on a ridge is worth a note."""
 
 Scores: TypeAlias = Mapping[str, Mapping[int, MetricScores]]
 """The scores of the known clients, by label and seed."""
@@ -253,18 +251,6 @@ def _promises(method: Method) -> dict[str, Any]:
     """Return what noise promises in the finished runs of a method."""
     with content_of(method.path):
         return promises_of([run.result or {} for run in method.finished.values()])
-
-
-def large_ridges(records: Sequence[MethodRecords]) -> Iterator[str]:
-    """Say of every method whether its ridge is more than half the mean variance of its features."""
-    for method in records:
-        ratios = [one.diagnostics.get("ridge_to_variance", 0.0) for _, one in method.scores()]
-        ratio = mean(ratios) if ratios else 0.0
-        if ratio > _LARGE_RIDGE:
-            yield (
-                f"{method.label}: cov_ridge is {ratio:.2g} times the mean variance of the "
-                "features, so the classifier hardly sees how they vary together."
-            )
 
 
 def _majority(finished: Sequence[Method], metric: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
-from fedtailor.report.cautions import large_ridges, near_chance, privacy_claims
+from fedtailor.report.cautions import near_chance, privacy_claims
 from fedtailor.report.comparison import Comparison, compare
 from fedtailor.report.parts import Cell, ReportTable, Section, with_error
 from fedtailor.report.records import MethodRecords, SeedRecords, number
@@ -38,7 +38,6 @@ def comparison_section(records: Sequence[MethodRecords], comparison: Comparison 
         remarks += [note for note in comparison.notes if note not in notes]
         tables = _comparison_tables(comparison)
 
-    remarks += large_ridges(records)
     unfinished = [
         method.label for method in records if len(method.method.finished) < len(method.seeds)
     ]
