@@ -70,8 +70,7 @@ VARIANTS = {
             "head_lr": 1e-5,
             "head_steps": 1,
         },  # a lone client is at the global head: more diverge
-        {"prediction_draws": 3, "evaluated_body": "global"},
-        {"onboard_body": True, "onboard_rounds": 2},
+        {"onboard_rounds": 2},
     ],
 }
 """Options worth trying besides the defaults."""
