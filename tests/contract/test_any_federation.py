@@ -59,8 +59,7 @@ VARIANTS = {
     "pfedfda": [
         {"beta": "multi"},
         {"beta": "none"},
-        {"evaluate_drop_last": True},
-        {"prior": "blend"},
+        {"prior_smoothing": 0.1},
         {"temperature": "cross_validated", "shrinkage": "oas"},
     ],
     "pfedvem": [
