@@ -15,6 +15,7 @@ from fedtailor.experiment.leaderboard import read_board
 from fedtailor.report.leaderboard_page import page_of, records_page_of
 
 _RECORDS_PAGE = "leaderboard-records.md"
+_HOW = "[How the leaderboard is measured](../reference/leaderboard.md), with what each number is."
 _BESIDE_OTHERS = """## Beside PFLlib and fluke
 
 The programs of PFLlib (commit {commit}) and fluke ({version}) and ours on the same split: 4,000
@@ -53,7 +54,7 @@ seeds (PFLlib: repetitions) ± the standard error, and the range.
 def pages() -> dict[str, str]:
     """Return the texts of the pages by their paths below docs."""
     records = read_board(RECORDS)
-    page = page_of(records, "../leaderboard.png", _RECORDS_PAGE, more=_beside_others())
+    page = page_of(records, "../leaderboard.png", _RECORDS_PAGE, more=[*_beside_others(), _HOW])
     return {
         "results/leaderboard.md": page,
         f"results/{_RECORDS_PAGE}": records_page_of(records),

@@ -261,7 +261,7 @@ def test_the_page_says_what_is_there_and_who_is_told_apart(two_federations, tmp_
     assert "Training alone has " in page and "apart as better: 2, as worse: 1." in page
     assert "| [knn_per (v)](records.md#digits-knn_per) | [80.1 ± 0.1](" in page
     assert "critical difference is 3.3" in page
-    parts = ("](#what-is-missing)", "](board.png)", "## What is missing", "## How")
+    parts = ("](#what-is-missing)", "](board.png)", "## What is missing", "reference/leaderboard")
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
     assert all(len(line) < 1000 for line in page.splitlines())

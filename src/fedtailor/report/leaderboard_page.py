@@ -198,46 +198,7 @@ def _rank_chart(ranks: Ranks) -> Chart:
 
 # The page.
 
-_HOW = """## How it is measured
-
-* A **cell** is a method on a federation in one repetition. It tries up to {trials} combinations
-  of options, each in a run of its own, and takes the one with the highest mean accuracy on
-  validation examples, a fifth of every client's training examples. Only then are its test scores
-  read. Every repetition chooses for itself, on its own division, so no test example is among
-  those that chose. Permuted labels of test examples change no choice, which a test shows.
-* **Accuracy** is the mean over clients of the models that clients end with, on their own test
-  examples, with the standard error over repetitions. The interval is over clients: bootstrap
-  percentiles, averaged over repetitions.
-* **alone**: the best of the simple models of scikit-learn that a client trains on its own
-  examples, chosen by cross-validation on them. **pooled**: the same for all examples in one place,
-  which reality does not allow. **local**: the network of the federation, trained at each client
-  alone.
-* **harmed**: the share of clients whose model is less accurate than that of `local`. **below
-  alone**: than that of `alone`. Both count the smallest difference.
-* **Clients better / unclear / worse than alone**: verdicts of a test at each client, of all
-  repetitions together: a sign-flip test of the predictions of both models for its test examples,
-  corrected by Holm's method for the clients of a repetition. Where the training examples have one
-  class, or are fewer than ten, it is against the most frequent class of the test examples. With few
-  test examples most verdicts are unclear.
-* **Rows it beats / unclear / beaten by**: two rows are told apart if their accuracies differ by a
-  sign-flip test over clients, and in the same direction in every repetition. For the models that
-  were trained, any false finding among all pairs has a chance of about 5 % at most: each pair is
-  compared with the largest statistic of all pairs under random signs (Westfall and Young 1993). It
-  is no promise for other trainings: chance in a training moves all its clients together, against
-  which the same direction guards only in part. Where every repetition deals the examples out to
-  clients anew, its clients count as others, although many examples are the same. Where the clients
-  are the same (hospitals, table), each counts once, with its mean difference. Four clients are too
-  few to tell rows apart.
-* **Core seconds**: of the processor, for one run with the chosen options: its share by the clock of
-  what all trials of the cell took. The machine was not idle.
-* **(v)**: the method also personalizes with the validation examples, so its options are chosen by
-  scores that are too high.
-* **Records**: the name of a row leads to its records. Each has its options, scores, verdicts,
-  harmed clients and digests, and the command that repeats it. On the same processor and versions,
-  all of its numbers are the same to the bit, but those of time.
-* **Your own method**: `fedtailor leaderboard add package.module:Class` runs its cells within the
-  same number of trials.
-"""
+_HOW = "How all of this is measured: docs/reference/leaderboard.md of fedtailor's repository."
 
 
 def page_of(
@@ -249,11 +210,11 @@ def page_of(
         records: from :func:`fedtailor.experiment.leaderboard.read_board`.
         picture: address of the figure, from the page.
         records_page: address of the page of :func:`records_page_of`.
-        more: sections that stand before those on what is missing and how it is measured.
+        more: sections that stand before that on what is missing.
     """
     federations = federations_of(records)
     parts = ["# Leaderboard", _what_is_there(records)]
-    last = [*more, "## What is missing", *_what_is_missing(records), _HOW.format(trials=TRIALS)]
+    last = [*more, "## What is missing", *_what_is_missing(records), _HOW]
     if not federations:
         return "\n\n".join([*parts, *last])
 
