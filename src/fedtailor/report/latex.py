@@ -10,17 +10,19 @@ from fedtailor.report.comparison import Comparison
 from fedtailor.report.parts import NOTHING, Cell, ReportTable
 from fedtailor.report.tables import tables_of
 
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "{}$&#_%"},
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    **{character: f"{{{character}}}" for character in "[]*"},
-    "±": r"$\pm$",
-}
+_SPECIAL = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{character: f"\\{character}" for character in "{}$&#_%"},
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        **{character: f"{{{character}}}" for character in "[]*"},
+        "±": r"$\pm$",
+    }
+)
 """Characters, and what LaTeX prints as them. After the end of a row, a bracket or a star would
 belong to it."""
 _MINUS = re.compile(r"(?<![\w.])-(?=\d)")
@@ -47,7 +49,7 @@ def escape_latex(text: str) -> str:
     >>> escape_latex("50 % of a_b, Café")
     '50 \\% of a\\_b, Café'
     """
-    return printable(text).translate(str.maketrans(_SPECIAL))
+    return printable(text).translate(_SPECIAL)
 
 
 def _table(table: ReportTable) -> Iterator[str]:
