@@ -27,6 +27,9 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+# Tests kill processes, never the machine: what the kernel has been given is not lost.
+os.fsync = lambda descriptor: None
+
 torch.set_num_threads(1)
 # the same examples everywhere, and no limit of time per example: machines differ
 settings.register_profile("fedtailor", deadline=None, derandomize=True, max_examples=50)

@@ -81,15 +81,14 @@ USUAL_BUT = {"pfedbayes": "mlp"}
 """Methods for which the usual kind is exempted from many checks."""
 
 
-def cases(check, models=None, some=(), every=1, **varied):
+def cases(check, models=None, few=(), **varied):
     """Return the parameters of a check: algorithms and models; those with an exemption are expected
     to fail.
 
     Args:
         check: the name of the check.
         models: the kinds of models; None: the usual one. If ``FULL``, all kinds.
-        some: kinds of models for every eighth algorithm only.
-        every: 2 takes every second algorithm, and so on. If ``FULL``, all.
+        few: the names of the algorithms; none: all. If ``FULL``, all.
         varied: one more parameter, with its values. A case has one of the values, in turn. If
             ``FULL``, it has all.
     """
@@ -104,11 +103,8 @@ def cases(check, models=None, some=(), every=1, **varied):
 
     values = next(iter(varied.values()), ())
     parameters = []
-    for turn, algorithm in enumerate(ALGORITHMS):
-        if not FULL and turn % every:
-            continue
-        quick = (*(models or (usual(algorithm),)), *(some if turn % 8 == 0 else ()))
-        for model in TASKS if FULL else quick:
+    for turn, algorithm in enumerate(ALGORITHMS if FULL or not few else few):
+        for model in TASKS if FULL else models or (usual(algorithm),):
             if not varied:
                 parameters.append(case(algorithm, model))
             else:
@@ -124,13 +120,6 @@ def usual(algorithm):
 def in_turn(values, turn):
     """Return all values if ``FULL``, else the one whose turn it is."""
     return values if FULL else [values[turn % len(values)]]
-
-
-def quick(values, *names):
-    """Return parameters of which those with other names than these are slow."""
-    return [
-        value if value in names else pytest.param(value, marks=pytest.mark.slow) for value in values
-    ]
 
 
 FEW = ("fedavg", "fedlda", "fedrep", "ifca", "one_shot_fda", "pfedfda", "pfedvem", "scaffold")

@@ -17,19 +17,9 @@ from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError
 from fedtailor.testing import checks, engine_checks
+from marks import quick
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
-
-SENTENCES = {
-    "CountsRows": 2,
-    "CountsValidation": 2,
-    "OthersData": 3,
-    "RemembersTensors": 2,
-    "Stands": 2,
-    "WholeTable": 2,
-    "WrongWeight": 2,
-}
-"""How many checks find a mutant, if more than one."""
 
 FOUND_BY = {
     "check_adaptation": "TunesInSecret OnboardsInSecret OnboardsWithFewerSteps",
@@ -128,7 +118,7 @@ def test_the_documented_signatures_are_those_of_the_base_class():
     expected = {
         name: list(inspect.signature(getattr(Algorithm, name)).parameters)[1:] for name in found
     }
-    assert found == expected and len(found) == 15
+    assert found == expected and found
 
 
 def test_a_dataclass_that_cannot_be_made_is_explained(tmp_path, monkeypatch):
@@ -141,17 +131,16 @@ def test_a_dataclass_that_cannot_be_made_is_explained(tmp_path, monkeypatch):
         check_algorithm("my_mistake:Mine")
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+FIRST = {names.split()[0] for names in FOUND_BY.values()} | {"Closure"}
+"""A mutant for each check, and one that is found before them."""
+
+
+@pytest.mark.parametrize(
+    "mutant", quick(MUTANTS, *(one for one in MUTANTS if one.__name__ in FIRST))
+)
 def test_mutants_are_found_by_the_check_for_them(mutant, monkeypatch, only):
     only(*(check for check, names in FOUND_BY.items() if mutant.__name__ in names.split()))
     sentences_on(mutant, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_all_checks_together_say_no_more(mutant, monkeypatch):
-    sentences = sentences_on(mutant, monkeypatch)
-    assert len(sentences) == SENTENCES.get(mutant.__name__, 1), sentences
 
 
 def sentences_on(mutant, monkeypatch):

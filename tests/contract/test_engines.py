@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contract.cases import ALGORITHMS, FULL, build, cases, oracle, small_federation, stacked
-from federations import make_federation
+from contract.cases import ALGORITHMS, FEW, FULL, build, cases, oracle, small_federation, stacked
+from federations import TASKS, make_federation
 from fedtailor.core import tree
 from fedtailor.core.task import Task
 from fedtailor.models import build_model
@@ -26,7 +26,14 @@ from fedtailor.training import replay
 from fedtailor.training.recording import StepGraph
 
 
-@cases("stacked", some=("cnn",), block=[1, 2, 3, 32] if FULL else [3])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_stacked_clients_agree_with_the_loop(name):
+    federation = make_federation(TASKS["mlp"](), sizes=(2, 5), new_sizes=())
+    alone = run(build(name), Reference(), federation, rounds=1)
+    assert_close_runs(alone, run(build(name), Batched(2), federation, rounds=1))
+
+
+@cases("stacked", few=FEW, block=[1, 2, 3, 32] if FULL else [3])
 def test_stacked_clients_agree_with_the_loop(algorithm, model, block):
     one = oracle(algorithm, model)
     other = stacked(algorithm, model, block)
@@ -58,7 +65,7 @@ def test_stacked_clients_and_threads_agree_on_series():
 IRRELEVANT = ("threads", "order", "random state", "test labels")
 
 
-@cases("irrelevant", what=IRRELEVANT if FULL else [IRRELEVANT])
+@cases("irrelevant", few=FEW, what=IRRELEVANT if FULL else [IRRELEVANT])
 def test_what_is_irrelevant_changes_no_bit(algorithm, model, what):
     """Threads, the order of clients, what others draw, and test labels: all at once.
 
@@ -107,28 +114,20 @@ def test_threads_give_the_same_bits_with_convolutions_and_dropout(model):
     )
 
 
-@cases("padding", every=8)
+@cases("padding_stacked", few=("fedrep", "pfedfda"))
 def test_padding_is_inert(algorithm, model):
-    assert_close_runs(
-        oracle(algorithm, model),
-        run(build(algorithm), Padded(Reference()), small_federation(model)),
-    )
-
-
-@cases("padding_stacked", every=4)
-def test_padding_is_inert_when_stacked(algorithm, model):
     assert_close_runs(
         oracle(algorithm, model), run(build(algorithm), Padded(Batched(3)), small_federation(model))
     )
 
 
-@cases("order", every=6)
+@cases("order", few=FEW)
 def test_order_of_stacked_clients_does_not_matter(algorithm, model):
     shuffled = run(build(algorithm), Shuffled(Batched(3)), small_federation(model))
     assert_same_runs(stacked(algorithm, model, 3), shuffled)
 
 
-@cases("seed", every=3)
+@cases("seed", few=FEW)
 def test_another_seed_gives_other_bits(algorithm, model):
     federation = small_federation(model)
     first = oracle(algorithm, model).of("personalize")
@@ -150,7 +149,7 @@ def test_scores_of_the_global_model_are_those_of_its_predictions():
         assert_same_bits(one, two)
 
 
-@cases("recorded", every=5)
+@cases("recorded", few=("fedavg", "fedrep", "scaffold"))
 def test_recorded_steps_give_the_same_bits(algorithm, model, monkeypatch):
     plain = oracle(algorithm, model)  # takes every step as it is
     monkeypatch.setattr(replay, "_OFTEN", 0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from contract.cases import TRAINING, build, cases, oracle, small_federation
+from contract.cases import FEW, TRAINING, build, cases, oracle, small_federation
 from federations import TASKS, make_federation, perceptron
 from fedtailor.core import tree
 from fedtailor.simulation.engines.reference import Reference
@@ -14,7 +14,7 @@ NEW = (7, 8)
 """Ids of the clients that never take part; the second has no training examples."""
 
 
-@cases("learns", models=("mlp",))
+@cases("learns", models=("mlp",), few=FEW)
 def test_beats_the_majority_class(algorithm, model):
     separable = make_federation(TASKS[model](), (24, 36, 30, 40), (), distance=3.0, test_size=40)
     training = replace(TRAINING, epochs=3, lr=0.1, batch_size=10)
@@ -48,7 +48,7 @@ def _majority(federation, client):
     return float((federation.test(client).labels() == guess).double().mean())
 
 
-@cases("new_clients_learn", models=("mlp",), every=6)
+@cases("new_clients_learn", models=("mlp",), few=("fedrep", "pfedfda"))
 def test_new_clients_get_a_model_that_was_trained(algorithm, model):
     """One generic fine-tuning for all methods evaluates, for some, a model that nothing trained."""
     separable = make_federation(

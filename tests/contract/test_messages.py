@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from contract.cases import ALGORITHMS, build, cases, oracle, small_federation
+from contract.cases import ALGORITHMS, FEW, build, cases, oracle, small_federation
 from contract.test_any_federation import VARIANTS
 from fedtailor.core import tree
 from fedtailor.core.adaptation import WithoutTraining, describe
@@ -96,7 +96,7 @@ def test_bytes_are_those_of_the_leaves(algorithm, model):
         assert report.bytes_down == 4 * (sum(down) - sum(packed)) * len(report.cohort)
 
 
-@cases("travelling", some=("cnn",))
+@cases("travelling")
 def test_what_travels_has_the_same_bits_and_the_bytes_that_are_counted(algorithm, model):
     federation = small_federation(model)
     one = build(algorithm)
@@ -192,7 +192,7 @@ def test_steps_of_new_clients_count_what_onboarding_says(algorithm, model):
     assert last.steps == sum(last.metrics["steps"].values()) + sums["known"] + sums["new"]
 
 
-@cases("structure", every=3, engine=[Reference(), Batched(3)])
+@cases("structure", few=FEW, engine=[Reference(), Batched(3)])
 def test_structures_are_stable_over_rounds_and_inputs_are_not_modified(algorithm, model, engine):
     one, observed = spied(build(algorithm))
     federation = small_federation(model)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contract.cases import ALGORITHMS, TRAINING, build, cases, oracle, small_federation
+from contract.cases import ALGORITHMS, FEW, TRAINING, build, cases, oracle, small_federation
 from federations import TASKS, Planned, make_federation
 from fedtailor import make_config
 from fedtailor import run as run_experiment
@@ -41,7 +41,7 @@ DEGENERATE = {
 """Options that make a method another one, or stop it: legal, with a warning."""
 
 
-@cases("small_clients", models=("mlp",))
+@cases("small_clients", models=("mlp",), few=FEW)
 def test_clients_with_less_than_a_batch_train(algorithm, model):
     """Loaders that drop the last batch never train clients with fewer examples than a batch."""
     federation = make_federation(TASKS[model](), (1, 2), ())
@@ -127,7 +127,7 @@ def test_the_result_is_that_of_the_last_round(tmp_path, monkeypatch):
     assert result["metrics"]["global"]["accuracy"]["mean"] == means[-1]
 
 
-@cases("everybody", every=7)
+@cases("everybody", few=("fedbn", "ditto", "fedavg"))
 def test_everybody_is_evaluated_after_aggregation(algorithm, model):
     """Tables of the sampled clients, before or after their training, are no personalized
     accuracy."""

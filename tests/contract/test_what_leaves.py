@@ -2,16 +2,20 @@
 
 import pytest
 
-from contract.cases import ALGORITHMS, build
+from contract.cases import ALGORITHMS, FEW, build
 from federations import TASKS, make_federation
 from fedtailor.experiment.algorithm_card import sent_by_method
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
+from marks import quick
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in ALGORITHMS), ("fedpac", {"combine_heads": False})],
+    quick(
+        [*((name, {}) for name in ALGORITHMS), ("fedpac", {"combine_heads": False})],
+        *((name, {}) for name in FEW),
+    ),
 )
 def test_every_field_is_listed_with_its_bytes(name, options):
     # All clients have examples of every class: rows of absent classes would not be sent.

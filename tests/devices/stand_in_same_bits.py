@@ -8,7 +8,6 @@ import torch
 
 import on_both_devices as both
 import stand_in_device
-from contract.cases import quick
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.scaffold import Scaffold
 from fedtailor.core.devices import HOST
@@ -21,6 +20,7 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import simulate
+from marks import quick
 
 DEVICE = stand_in_device.register()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-QUICK = (
+FILES = (
     "stand_in_ways.py",
     "stand_in_host_copies.py",
     "stand_in_same_bits.py",
@@ -24,8 +24,24 @@ def run(files, *options):
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+QUICK = (
+    "stand_in_ways",
+    "a_run_has_the_same_bits",
+    "on_the_cpu",
+    "fails_its_client",
+    "refused_on_the_device",
+)
+"""Words in the names of quick tests."""
+
+
 def test_quick():
-    run(QUICK, "-m", "not slow")
+    files = ("stand_in_ways.py", "stand_in_same_bits.py")
+    run(files, "-m", "not slow", "-k", " or ".join(QUICK))
+
+
+@pytest.mark.slow
+def test_every_way_with_few_methods():
+    run(FILES, "-m", "not slow")
 
 
 @pytest.mark.slow

@@ -98,7 +98,8 @@ def strict(monkeypatch):
 
 
 @pytest.mark.usefixtures("float64", "strict")
-@pytest.mark.parametrize("algorithm", [Fresh, pytest.param(Drifting, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [Fresh, Drifting])
 def test_engines_agree_on_fresh_parameters(algorithm, monkeypatch):
     monkeypatch.setattr(replay, "_OFTEN", 0)  # whatever can be recorded is recorded
     one = algorithm(training=Training(epochs=2, batch_size=5, lr=0.05))

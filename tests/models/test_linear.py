@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from contract.cases import FEW, quick
+from contract.cases import FEW
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.rng import new_key
 from fedtailor.core.schedule import Schedule
@@ -14,6 +14,7 @@ from fedtailor.models import build_model
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
 from golden.closed_form import labeled_federation
+from marks import quick
 
 
 def test_features_are_the_inputs_and_nothing_but_the_head_is_trained():

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedtailor.models import build_model
+from marks import quick, slow
 from models.checks import TOLERANCES, check_equals, images, run, shake, size
 
 NORMS = ("group", "batch")
@@ -52,10 +53,10 @@ def plain_network(norm, image_channels=3, num_classes=10):
     return nn.Sequential(nn.Conv2d(image_channels, 16, 3, padding=1, bias=False), *blocks, *tail)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, "group"))
 @pytest.mark.parametrize(
     ("image_channels", "classes", "body", "total"),
-    [(3, 100, 690_384, 703_284), (1, 10, 690_096, 691_386)],
+    [(3, 100, 690_384, 703_284), slow(1, 10, 690_096, 691_386)],
 )
 def test_numbers_of_parameters(image_channels, classes, body, total, norm):
     model = build(norm, (image_channels, 8, 8), classes)
@@ -68,7 +69,7 @@ def test_numbers_of_parameters(image_channels, classes, body, total, norm):
     assert size(model, "buffer") == (0 if norm == "group" else 1_824 + 13)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", quick(NORMS, "group"))
 def test_outputs_gradients_and_buffers_equal_a_plain_module(norm, float64):
     check_equals(build(norm), shake(plain_network(norm)), images(4, (3, 32, 32)))
 

@@ -21,6 +21,7 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits, run
+from marks import quick, slow
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -84,7 +85,11 @@ def options(**fields):
     return {"training": TRAINING, **fields}
 
 
-@pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize(
+    "engine",
+    [Reference(), slow(Workers(2))],
+    ids=lambda engine: engine.name,
+)
 def test_another_attempt_succeeds(federation, engine):
     trace = run(UnluckyRep(**options(head_epochs=1)), engine, federation, rounds=3)
     report = trace.reports[1]
@@ -130,7 +135,7 @@ def test_every_attempt_draws_another_cohort(federation):
     assert lucky & set(report.trained)
 
 
-@pytest.mark.parametrize("algorithm", [UnluckyRep, UnluckyScaffold])
+@pytest.mark.parametrize("algorithm", quick([UnluckyRep, UnluckyScaffold], UnluckyScaffold))
 def test_work_of_an_attempt_that_fails_leaves_nothing_behind(federation, algorithm):
     """Two of six are enough for nothing: they are as they were, as if nobody had succeeded."""
     some, nobody = (

@@ -1,6 +1,7 @@
 """Methods that say that they bound examples do, and the others are refused."""
 
 import dataclasses
+from contextlib import closing
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from fedtailor.simulation.server import example_plan
 from fedtailor.statistics import class_sums
 from fedtailor.testing.runs import assert_same_bits
 from fedtailor.training.private_steps import counting_steps
+from marks import quick
 
 BOUNDING = [name for name in ALGORITHMS if load_algorithm(name).bounds_examples]
 GAUSSIAN = ["fedlda", "pfedfda"]
@@ -434,15 +436,17 @@ def run(engine, config, ledger=None):
     return list(reports)
 
 
-def test_engines_that_run_clients_one_by_one_agree():
+@pytest.mark.parametrize("kind", quick([Workers, Processes], Workers))
+def test_engines_that_run_clients_one_by_one_agree(kind):
     config = config_of("fedrep", {"epochs": 1}, privacy=SITES)
     reports = run(Reference(), config)
-    engines = (Workers(2), Processes(2))
-    for engine in engines:
+    with closing(kind(2)) as engine:
         for one, other in zip(reports, run(engine, config), strict=True):
             assert_same_bits(one.state.server, other.state.server)
-        engine.close()
 
+
+def test_an_engine_that_stacks_clients_is_refused():
+    config = config_of("fedrep", {"epochs": 1}, privacy=SITES)
     with pytest.raises(Exception, match="batched"):
         run(Batched(), config)
 

@@ -20,6 +20,7 @@ from fedtailor.simulation.clients import LocalClients
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import federate
 from fedtailor.testing.runs import assert_same_bits
+from marks import quick
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -88,7 +89,7 @@ def test_states_of_those_who_are_away_stay_as_they_were():
     "algorithm",
     [Scaffold(training=TRAINING), FedFomo(training=TRAINING), PFedHN(training=TRAINING)],
 )
-@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize("stop", quick([1, 2, 3], 2))
 def test_a_run_that_is_resumed_has_the_same_bits(algorithm, stop):
     whole_clients, whole = run(algorithm)
     clients = clients_of(algorithm)
@@ -103,10 +104,7 @@ def test_a_run_that_is_resumed_has_the_same_bits(algorithm, stop):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name == "fedpac" else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(ALGORITHMS)
-    ],
+    quick(sorted(ALGORITHMS), "fedpac"),
 )
 def test_every_method_takes_in_clients(name):
     algorithm = load_algorithm(name)(training=TRAINING)

@@ -22,6 +22,7 @@ from fedtailor.privacy.plan import expected_clients, planned
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
 from finished_runs import assert_same_reports
+from marks import quick
 from simulation.in_places import InPlaces
 
 NOISY = PrivacyOptions(unit="client", noise=0.5, clip=1.0)
@@ -52,7 +53,15 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfedfda", "fedrep", "fedcgs", *WEIGHTS])
+@pytest.mark.parametrize(
+    "name",
+    quick(
+        ["fedavg", "scaffold", "pfedfda", "fedrep", "fedcgs", *WEIGHTS],
+        "fedavg",
+        "ifca",
+        "fedproto",
+    ),
+)
 def test_places_have_the_bits_of_a_loop(name):
     privacy = replace(NOISY, weights=WEIGHTS.get(name, {}))
     expected = reports(name, privacy=privacy)
@@ -60,7 +69,7 @@ def test_places_have_the_bits_of_a_loop(name):
         assert_same_reports(reports(name, InPlaces(places), privacy), expected)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfedfda", "fedproto"])
+@pytest.mark.parametrize("name", quick(["fedavg", "pfedfda", "fedproto"], "fedavg"))
 def test_noise_on_secure_sums_is_that_on_sums_of_floats(name):
     floats = replace(NOISY, weights=WEIGHTS.get(name, {}))
     plain = server_of(reports(name, privacy=floats))

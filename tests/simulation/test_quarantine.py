@@ -21,6 +21,7 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.simulation.rounds import federate, simulate
 from fedtailor.testing.runs import assert_same_bits, run
+from marks import slow
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),
@@ -30,6 +31,11 @@ pytestmark = [
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
 FAULTY, ROUND = 4, 2
+ENGINES = [
+    Reference(),
+    slow(Workers(2)),
+    slow(Batched(3)),
+]
 
 
 class Broken(RuntimeError):
@@ -73,7 +79,7 @@ def numbers(record):
     }
 
 
-@pytest.mark.parametrize("engine", [Reference(), Workers(2)], ids=lambda engine: engine.name)
+@pytest.mark.parametrize("engine", ENGINES[:2], ids=lambda engine: engine.name)
 def test_values_at_the_server_are_kept(federation, engine):
     broken = run(FaultyPAC(training=TRAINING), engine, federation, rounds=3)
     absent = run(
@@ -90,9 +96,7 @@ class AllFail(FedRep):
         return super().local_update(task, download, state, data, key)
 
 
-@pytest.mark.parametrize(
-    "engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name
-)
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_all_failing_ends_the_run(federation, engine):
     rounds = simulate(AllFail(training=TRAINING), federation, engine, Schedule(rounds=3), seed=1)
     next(rounds)
@@ -116,9 +120,7 @@ class FailsLater(FedRep):
         return super().personalize(task, download, state, data, key)
 
 
-@pytest.mark.parametrize(
-    "engine", [Reference(), Workers(2), Batched(3)], ids=lambda engine: engine.name
-)
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_a_client_that_fails_in_evaluation_is_left_out_and_named(federation, engine):
     report = run(FailsLater(training=TRAINING), engine, federation, rounds=1).reports[0]
     personalized = next(

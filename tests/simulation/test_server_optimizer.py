@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from contract.cases import build, quick
+from contract.cases import build
 from federations import make_federation, perceptron
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.algorithm import Algorithm
@@ -16,6 +16,7 @@ from fedtailor.core.server_optimizer import ServerOptimizer
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
+from marks import quick
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from contract.cases import ALGORITHMS, build, quick, small_federation
+from contract.cases import ALGORITHMS, build, small_federation
 from faults.bad_clients import FAULTS, BadClient
 from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import tree
@@ -18,6 +18,7 @@ from fedtailor.simulation import clients
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
 from finished_runs import assert_same_reports
+from marks import quick
 from simulation.in_places import InPlaces
 
 TRAINING = Training(lr=0.1, epochs=1, batch_size=5)
@@ -39,7 +40,7 @@ def assert_same_anywhere(algorithm, federation, **options):
     return engine
 
 
-@pytest.mark.parametrize("algorithm", quick(ALGORITHMS, "fedavg", "pfedfda", "scaffold"))
+@pytest.mark.parametrize("algorithm", quick(ALGORITHMS, "fedavg", "scaffold"))
 def test_every_algorithm_has_the_same_bits(algorithm):
     engine = assert_same_anywhere(build(algorithm), small_federation("mlp"), participation=SOME)
     assert (engine.num_sums > 0) == (engine.num_outputs > 0), (
@@ -54,7 +55,7 @@ def test_a_place_sends_one_sum_for_neighbors():
     assert engine.num_sums == 2
 
 
-@pytest.mark.parametrize("robust", ["norm_clip", "krum"])
+@pytest.mark.parametrize("robust", quick(["norm_clip", "krum"], "krum"))
 def test_what_the_server_needs_one_by_one_is_not_summed(robust):
     engine = assert_same_anywhere(build("fedavg"), small_federation("mlp"), robust=robust)
     assert engine.num_outputs == 0
@@ -137,7 +138,7 @@ def absence(round, client):
     }
 
 
-@pytest.mark.parametrize("salt", range(3))
+@pytest.mark.parametrize("salt", quick(range(3), 1))
 def test_whatever_happens_to_clients_happens_anywhere(salt, monkeypatch):
     monkeypatch.setattr(clients, "_LARGEST_GROUP", (512, 3, 4)[salt % 3])
     algorithm = Rough(training=TRAINING, salt=salt)
@@ -167,12 +168,15 @@ def test_an_upload_that_is_alone_comes_as_it_is():
 
 @pytest.mark.parametrize(
     ("what", "bad", "min_clients"),
-    [
-        ("upload", (0, 1, 2, 3), 1),
+    quick(
+        [
+            ("upload", (0, 1, 2, 3), 1),
+            ("state", (3, 4), 2),
+            ("upload", (3, 4), 2),
+            ("state", (0, 1, 2, 3), 1),
+        ],
         ("state", (3, 4), 2),
-        pytest.param("upload", (3, 4), 2, marks=pytest.mark.slow),
-        pytest.param("state", (0, 1, 2, 3), 1, marks=pytest.mark.slow),
-    ],
+    ),
 )
 def test_who_is_refused_is_in_no_sum(what, bad, min_clients):
     algorithm = NotFinite(training=TRAINING, bad=bad, what=what)

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from contract.cases import build, quick
+from contract.cases import build
 from federations import TASKS, make_federation, perceptron
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core import tree
@@ -27,6 +27,7 @@ from fedtailor.simulation.engines.worker_process import WorkerProcess
 from fedtailor.simulation.programs import TrainRequest, client_program
 from fedtailor.simulation.report import describe
 from fedtailor.testing.runs import assert_same_runs, run
+from marks import quick
 from simulation.engines import programs
 from simulation.engines.programs import TENSORS, data, job, same
 from waiting import wait_for
@@ -67,7 +68,7 @@ def test_same_bits_as_reference(pool, algorithm):
     )
 
 
-@pytest.mark.parametrize("model", ["cnn", "module"])
+@pytest.mark.parametrize("model", quick(["cnn", "module"], "module"))
 def test_same_bits_with_convolutions_and_dropout(pool, model):
     federation = make_federation(TASKS[model]())
     assert_same_runs(

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from contract.cases import quick
 from federations import make_federation, perceptron
 from fedtailor.algorithms import load_algorithm
 from fedtailor.core import tree
@@ -16,6 +15,7 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits, run
+from marks import quick
 
 
 class State(NamedTuple):
