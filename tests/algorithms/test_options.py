@@ -10,32 +10,33 @@ from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.options import AsReleased, Range, marks_of
 
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_numbers_have_bounds_and_options_have_words(name):
-    cls = load_algorithm(name)
-    hints = typing.get_type_hints(cls, include_extras=True)
-    words = field_docstrings(cls)
-    for field in dataclasses.fields(cls):
-        if field.name == "training":
-            continue
-
-        assert words[field.name], f"{field.name} lacks a docstring"
-        if field.type in (int, float) or isinstance(field.default, int | float):
-            extras = typing.get_args(hints[field.name])[1:]
-            bounded = any(isinstance(extra, Range) for extra in extras)
-            assert bounded or isinstance(field.default, bool), f"{field.name} has no bounds"
+METHODS = {name: load_algorithm(name) for name in ALGORITHMS}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_values_out_of_bounds_are_refused_by_name(name):
-    cls = load_algorithm(name)
-    hints = typing.get_type_hints(cls, include_extras=True)
-    for option in cls.option_names():
-        bounds = [extra for extra in typing.get_args(hints[option]) if isinstance(extra, Range)]
-        if bounds:
-            with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{option}"):
-                cls(**{option: -1})
+def test_numbers_have_bounds_and_options_have_words():
+    for name, cls in METHODS.items():
+        hints = typing.get_type_hints(cls, include_extras=True)
+        words = field_docstrings(cls)
+        for field in dataclasses.fields(cls):
+            if field.name == "training":
+                continue
+
+            assert words[field.name], f"{field.name} of {name} lacks a docstring"
+            if field.type in (int, float) or isinstance(field.default, int | float):
+                extras = typing.get_args(hints[field.name])[1:]
+                bounded = any(isinstance(extra, Range) for extra in extras)
+                has_bounds = bounded or isinstance(field.default, bool)
+                assert has_bounds, f"{field.name} of {name} has no bounds"
+
+
+def test_values_out_of_bounds_are_refused_by_name():
+    for cls in METHODS.values():
+        hints = typing.get_type_hints(cls, include_extras=True)
+        for option in cls.option_names():
+            bounds = [extra for extra in typing.get_args(hints[option]) if isinstance(extra, Range)]
+            if bounds:
+                with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{option}"):
+                    cls(**{option: -1})
 
 
 def test_presets_are_options_and_bugs_of_released_codes_are_marked():

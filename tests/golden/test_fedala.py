@@ -11,6 +11,7 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import ALL, HEAD, average, confusion, gradient, logits, sgd
+from marks import quick
 
 SIZES = [len(labels) for labels in harness.LABELS]
 PLAIN = Training(lr=0.2, epochs=2, batch_size=5)
@@ -47,7 +48,7 @@ def assert_sampled(batches, kept, size, epochs):
         assert sorted(seen) == sorted(kept)
 
 
-@pytest.mark.parametrize("training", [PLAIN, HEAVY])
+@pytest.mark.parametrize("training", quick([PLAIN, HEAVY], HEAVY))
 @pytest.mark.parametrize(
     ("layers", "names", "lr"), [(1, HEAD, 1.0), (2, ALL, 8.0), (5, ALL, 200.0)]
 )

@@ -13,6 +13,7 @@ from fedtailor.core.task import Task, Training
 from fedtailor.models.module import from_module
 from golden import harness
 from golden.network import average, confusion, log_softmax
+from marks import quick
 
 SIZES = [len(labels) for labels in harness.LABELS]
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
@@ -89,7 +90,7 @@ def sgd(w, x, y, batches, training, names):
     return w
 
 
-@pytest.mark.parametrize("training", [TRAINING, DROPPING])
+@pytest.mark.parametrize("training", quick([TRAINING, DROPPING], DROPPING))
 def test_two_rounds(recorder, training):
     federation = make_federation()
     recorder.run(FedBN(training=training), federation)
@@ -126,7 +127,7 @@ def assert_scores(scores, w, federation, client):
     assert abs(float(scores.loss_sum) - loss) < 1e-11
 
 
-@pytest.mark.parametrize("training", [TRAINING, STEPS])
+@pytest.mark.parametrize("training", quick([TRAINING, STEPS], TRAINING))
 def test_a_new_client_trains_its_normalization_layers_as_long_as_the_others(recorder, training):
     """From the common initialization; momentum and decay leave the frozen layers bit-identical."""
     federation = make_federation((*harness.LABELS, NEW), num_new=1)

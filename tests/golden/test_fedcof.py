@@ -41,7 +41,7 @@ def test_head_is_that_of_the_equations(counts, ridge):
 def test_the_estimate_is_unbiased_where_examples_are_dealt_at_random():
     """Many clients of few examples: covariances as good as those of the pool, from means alone."""
     draw = np.random.default_rng(0)
-    counts = draw.integers(2, 5, size=(400, CLASSES)).tolist()
+    counts = draw.integers(2, 5, size=(100, CLASSES)).tolist()
     federation = labeled_federation(counts, tests=1)
     x, y = pool(federation)
     scatter = sum((y == c).sum() * np.cov(x[y == c].T, bias=True) for c in range(CLASSES))

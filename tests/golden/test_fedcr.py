@@ -15,6 +15,7 @@ from fedtailor.core.task import Training
 from fedtailor.statistics.bottleneck import GaussianModel
 from golden import cr, harness
 from golden.network import confusion
+from marks import quick
 
 V = 2
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5, clip_norm=0.2)
@@ -170,7 +171,9 @@ class Expected:
         assert abs(float(scores.loss_sum) - loss) < 1e-11
 
 
-@pytest.mark.parametrize("training", [TRAINING, DROPPING], ids=["all", "whole-batches"])
+@pytest.mark.parametrize(
+    "training", quick([TRAINING, DROPPING], TRAINING), ids=["all", "whole-batches"]
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_rounds(recorder, training, variant):
     algorithm, setting = VARIANTS[variant]

@@ -17,6 +17,7 @@ from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import assert_same_bits, run
 from golden import harness
 from golden.network import ALL, confusion, cross_entropy, gradient, logits
+from marks import quick
 
 PLAIN = Training(lr=0.1, epochs=2, batch_size=5)
 HEAVY = replace(PLAIN, momentum=0.5, weight_decay=0.05)
@@ -50,7 +51,7 @@ def watch_servers(monkeypatch):
 
 
 @pytest.mark.parametrize("training", [PLAIN, HEAVY], ids=["plain", "heavy"])
-@pytest.mark.parametrize("alpha", [0.01, 0.5])
+@pytest.mark.parametrize("alpha", quick([0.01, 0.5], 0.5))
 def test_four_rounds(recorder, monkeypatch, training, alpha):
     """h moves by the sum over the cohort divided by the population; the mean over the cohort is a
     plain one."""

@@ -15,6 +15,7 @@ from fedtailor.core.task import Training
 from golden import harness
 from golden.network import ALL, cross_entropy, logits, sgd
 from golden.test_knn_per import with_validation
+from marks import quick
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 LABELS = (*harness.LABELS, [0, 1, 2, 0, 2, 0, 2, 1], [2, 1, 0, 1, 1, 0, 2, 2, 0])
@@ -70,7 +71,7 @@ class Server:
         return chosen
 
 
-@pytest.mark.parametrize("downloads", [1, 2, 5])
+@pytest.mark.parametrize("downloads", quick([1, 2, 5], 2))
 @pytest.mark.parametrize("cohorts", [{}, {2: [0, 2], 3: [1, 3], 4: [0, 1, 2]}], ids=["all", "some"])
 def test_five_rounds(recorder, downloads, cohorts):
     federation = with_validation(harness.make_federation(LABELS), VALIDATION)
@@ -143,6 +144,7 @@ def test_a_model_that_has_diverged_has_no_weight():
     assert first_order_weights(losses, distances, offered).tolist() == [0.0, 0.0, 0.25, 0.0, -0.5]
 
 
+@pytest.mark.slow
 def test_choices_are_the_best_or_random():
     """With epsilon 1 all clients are chosen equally often; ties are broken at random."""
     affinity = torch.tensor([0.0, 3.0, -1.0, 0.0, 5.0])
@@ -179,12 +181,12 @@ def test_exploration_falls_by_round():
 
     def share_of_best(round):
         right = 0
-        for seed in range(100):
+        for seed in range(30):
             cohort = Cohort(torch.arange(6), 6, round, 10)
             peers = algorithm.per_client(server, cohort, new_key(seed, round=round))
             right += int((peers.clients[:, 0] == (torch.arange(6) + 1) % 6).sum())
-        return right / 600
+        return right / 180
 
-    assert abs(share_of_best(1) - (0.7 + 0.3 / 5)) < 0.04
-    assert abs(share_of_best(4) - (0.85 + 0.15 / 5)) < 0.04
+    assert abs(share_of_best(1) - (0.7 + 0.3 / 5)) < 0.06
+    assert abs(share_of_best(4) - (0.85 + 0.15 / 5)) < 0.06
     assert share_of_best(7) == 1.0

@@ -16,6 +16,7 @@ from fedtailor.statistics import gaussian_heads
 from fedtailor.statistics.gaussian_heads import HeadPosterior, divergence_between
 from golden import harness
 from golden.network import ALL, confusion, cross_entropy, gradient, logits
+from marks import slow
 
 TRAINING = Training(epochs=2, batch_size=5)
 FAST = {"personal_lr": 0.02, "global_lr": 0.05}
@@ -117,7 +118,11 @@ def assert_gaussian(given, expected, tolerance=TOLERANCE):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"draws": 3, "mixing": 0.25, "penalty": 2.0, "initial_scale": 0.3}, {"penalty": 0.5}],
+    [
+        {},
+        {"draws": 3, "mixing": 0.25, "penalty": 2.0, "initial_scale": 0.3},
+        slow({"penalty": 0.5}),
+    ],
 )
 def test_two_rounds(recorder, options):
     """Likelihood scaled to n_i, rho averaged and not sigma, equal weights, q from q and p from the

@@ -13,6 +13,7 @@ from fedtailor.algorithms.pfedfda import PFedFDA
 from fedtailor.core.task import Training
 from golden import compare, fda, harness
 from golden.network import features
+from marks import slow
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 DROPPING = Training(
@@ -23,7 +24,7 @@ DROPPING = Training(
 @pytest.mark.parametrize(
     ("training", "options"),
     [
-        (TRAINING, {}),
+        slow(TRAINING, {}),
         (TRAINING, {"prior_smoothing": 0.1}),
         (DROPPING, {}),
         (DROPPING, {"beta": "none"}),
@@ -76,10 +77,10 @@ def test_the_paper_taken_literally(recorder, training, mode):
 @pytest.mark.parametrize(
     "options",
     [
-        {"cov_ridge": 0.1},
-        {"cov_offset": 0.01},
+        slow({"cov_ridge": 0.1}),
+        slow({"cov_offset": 0.01}),
         {"cov_ridge": 0.01, "cov_offset": 0.0},
-        {"shrinkage": 0.3},
+        slow({"shrinkage": 0.3}),
         {"shrinkage": "oas"},
     ],
 )

@@ -9,6 +9,7 @@ from fedtailor.algorithms.pfedfda import PFedFDA
 from fedtailor.core import tree
 from fedtailor.core.task import Training
 from golden import compare, fda, harness
+from marks import quick
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 MULTI = pytest.param("multi", marks=pytest.mark.slow)
@@ -29,7 +30,7 @@ def constant(x, splits):
 
 
 @MODES
-@pytest.mark.parametrize("labels", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("labels", quick(SMALL.values(), [2], [0, 0]), ids=SMALL)
 def test_small_clients(recorder, labels, mode):
     federation = harness.make_federation((USUAL, labels))
     algorithm = PFedFDA(training=TRAINING, beta=mode)

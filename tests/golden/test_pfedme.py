@@ -15,6 +15,7 @@ from fedtailor.core.rng import new_key
 from fedtailor.core.task import Training
 from golden import harness
 from golden.network import average, confusion, gradient, logits
+from marks import quick
 
 PLAIN = Training(epochs=2, batch_size=5)
 HEAVY = Training(lr=0.3, momentum=0.9, weight_decay=0.05, clip_norm=0.01, epochs=2, batch_size=5)
@@ -44,7 +45,11 @@ def apart(first, second):
 
 @pytest.mark.parametrize(
     ("training", "mixing"),
-    [(PLAIN, 1.0), (PLAIN, 0.5), (PLAIN, 2.0), (HEAVY, 0.5), (STEPS, 0.5)],
+    quick(
+        [(PLAIN, 1.0), (PLAIN, 0.5), (PLAIN, 2.0), (HEAVY, 0.5), (STEPS, 0.5)],
+        (PLAIN, 2.0),
+        (HEAVY, 0.5),
+    ),
     ids=["plain", "half", "twice", "heavy", "steps"],
 )
 def test_three_rounds(recorder, training, mixing):

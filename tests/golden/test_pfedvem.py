@@ -15,6 +15,7 @@ from fedtailor.statistics import gaussian_heads
 from golden import harness, vem
 from golden.compare import assert_scores
 from golden.network import HEAD, features
+from marks import quick
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 TOLERANCE = 1e-11
@@ -165,9 +166,10 @@ OPTIONS = [
     {"confidence": "uncertainty"},
     {"confidence": "deviation", "head_steps": 2, "initial_scale": 0.1, "head_lr": 0.01},
 ]
+CASES = quick(OPTIONS, {}, OPTIONS[-1])
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "defaults")
+@pytest.mark.parametrize("options", CASES, ids=lambda options: "-".join(options) or "defaults")
 def test_two_rounds(recorder, options):
     federation = harness.make_federation()
     algorithm = PFedVEM(training=TRAINING, **options)
@@ -176,7 +178,7 @@ def test_two_rounds(recorder, options):
     assert taus[2, 0] != taus[2, 1], "the federation no longer shows different confidences"
 
 
-@pytest.mark.parametrize("train", ["auto", "cohort"])
+@pytest.mark.parametrize("train", quick(["auto", "cohort"], "auto"))
 def test_all_clients_train_and_the_cohort_uploads(recorder, train):
     federation = harness.make_federation(THREE)
     cohorts = {1: [0, 1], 2: [1, 2], 3: [0, 2]}
@@ -187,7 +189,7 @@ def test_all_clients_train_and_the_cohort_uploads(recorder, train):
     assert_run(recorder, federation, algorithm, cohorts, rounds=3, everybody=train == "auto")
 
 
-@pytest.mark.parametrize("labels", [[2], [1, 1, 1, 1, 1, 1], [0, 2], [1, 2, 0]])
+@pytest.mark.parametrize("labels", quick([[2], [1, 1, 1, 1, 1, 1], [0, 2], [1, 2, 0]], [2]))
 def test_small_clients(recorder, labels):
     federation = harness.make_federation((harness.LABELS[0], labels))
     algorithm = PFedVEM(training=TRAINING)

@@ -11,6 +11,7 @@ from fedtailor.core.task import Task
 from fedtailor.models.networks import linear
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
+from marks import slow
 
 CLASSES, CLIENTS, EXAMPLES = 10, 4, 60
 
@@ -37,11 +38,11 @@ def predictions(algorithm, scale):
 
 
 SCALE_FREE = [
-    PFedFDA(shrinkage="oas"),
-    PFedFDA(shrinkage=0.3),
+    slow(PFedFDA(shrinkage="oas")),
+    slow(PFedFDA(shrinkage=0.3)),
     PFedFDA.from_preset("frozen"),
     FedLDA(shrinkage="oas"),
-    FedLDA.from_preset("frozen"),
+    slow(FedLDA.from_preset("frozen")),
 ]
 
 
@@ -53,7 +54,7 @@ def test_scale_free_covariances_ignore_the_scale(float64, algorithm):
     assert (small == labels).double().mean() > 0.75
 
 
-@pytest.mark.parametrize("algorithm", [PFedFDA(), FedLDA()])
+@pytest.mark.parametrize("algorithm", [slow(PFedFDA()), FedLDA()])
 def test_the_released_ridges_drown_the_covariance_of_small_features(float64, algorithm):
     small, labels = predictions(algorithm, 1.0)
     large, _ = predictions(algorithm, 100.0)

@@ -14,6 +14,7 @@ from fedtailor.testing.runs import run
 from golden import fda, harness
 from golden.compare import server_of
 from golden.network import features, log_softmax
+from marks import quick
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 METHODS = [PFedFDA, FedLDA]
@@ -90,7 +91,7 @@ def test_two_rounds(recorder, method, expected_losses):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("temperature", [0.3, "cross_validated"])
+@pytest.mark.parametrize("temperature", quick([0.3, "cross_validated"], "cross_validated"))
 def test_only_predictions_change(method, temperature):
     clients = harness.make_federation()
     usual = run(method(training=TRAINING), Reference(), clients)
@@ -115,7 +116,7 @@ def test_only_predictions_change(method, temperature):
         torch.testing.assert_close(tempered.head.bias, expected)
 
 
-@pytest.mark.parametrize("labels", [[2], [], [0, 1, 2], [1, 1, 1, 1]])
+@pytest.mark.parametrize("labels", quick([[2], [], [0, 1, 2], [1, 1, 1, 1]], [2], []))
 @pytest.mark.parametrize("method", METHODS)
 def test_a_client_with_few_examples_speaks_for_no_temperature_that_breaks(method, labels):
     clients = harness.make_federation((harness.LABELS[0], labels))

@@ -182,6 +182,7 @@ def test_kurtosis_tells_gaussian_features_from_others():
     assert found["heavy"] > 2 and found["light"] == pytest.approx(D / (D + 2), rel=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pfedfda", "fedlda"])
 def test_strange_inputs_are_unfamiliar_to_a_trained_model(name, float64):
     federation = federations.make_federation(federations.perceptron(), distance=3.0)

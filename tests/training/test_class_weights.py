@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
 
-from contract.cases import build, quick
+from contract.cases import build
 from fedtailor import toolkit as ft
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError
@@ -20,6 +20,7 @@ from fedtailor.testing.runs import assert_close_runs, run
 from fedtailor.training.losses import class_weights, cross_entropy_of
 from golden import harness
 from golden.network import average, log_softmax
+from marks import quick
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ WEIGHING = [
 """The methods that train by a cross-entropy."""
 
 
-@pytest.mark.parametrize("name", quick(WEIGHING, *WEIGHING[::3]))
+@pytest.mark.parametrize("name", quick(WEIGHING, "fedavg", "pfedfda", "moon"))
 def test_every_method_uses_them(name, float64):
     plain = build(name)
     weighted = replace(plain, training=replace(plain.training, class_weights="balanced"))

@@ -109,7 +109,7 @@ def test_an_example_without_a_finite_gradient_has_no_part(bad):
 
 def test_every_example_is_in_a_batch_with_the_same_probability():
     # Example j adds 1 to entry j, so the sum over steps counts how often it was drawn.
-    count, steps = 40, 3000
+    count, steps = 40, 1000
     data = ExampleSet(
         torch.eye(count),
         torch.zeros(count, dtype=torch.int64),
