@@ -14,6 +14,7 @@ from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.simulation.checkpoint import read_final_state
 from fedtailor.testing.runs import assert_same_bits
+from marks import quick
 from sites import (
     VALUES,
     FunctionTransport,
@@ -25,13 +26,6 @@ from sites import (
 
 NAMES = ("clinic", "hospital", "practice")
 DATA = divide_digits((*NAMES, "annex"), rows=20)
-
-
-def some(names, always):
-    """Return methods as parameters; those that are not among ``always`` are slow."""
-    return [
-        name if name in always else pytest.param(name, marks=pytest.mark.slow) for name in names
-    ]
 
 
 def world_of(path, name, **values):
@@ -61,7 +55,7 @@ def serve(world, run, start=None):
 
 
 @pytest.mark.parametrize(
-    "name", some(["scaffold", "fedfomo", "pfedhn", "pfedfda", "fedrep"], {"scaffold"})
+    "name", quick(["scaffold", "fedfomo", "pfedhn", "pfedfda", "fedrep"], "scaffold")
 )
 def test_a_run_goes_on_with_other_sites_and_the_bits_of_a_simulation(tmp_path, name):
     world = world_of(tmp_path, name)

@@ -1,11 +1,14 @@
 """The data and options of the demonstration, in this process: who is better off, and what a site
 with shuffled labels does."""
 
+import pytest
+
 from fedtailor.deployment import demo
 from fedtailor.serving.run import load
 from sites import World, assert_same_run, write_arrays
 
 
+@pytest.mark.slow
 def test_a_site_with_shuffled_labels_keeps_its_own_model_and_the_others_are_untouched(tmp_path):
     parts = demo.divide_digits()
     values = {

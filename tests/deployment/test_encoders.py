@@ -13,6 +13,7 @@ from fedtailor.data.embedded_folder import write_embedded
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.read import load_own
 from fedtailor.experiment.reader import read_run
+from marks import quick
 from sites import VALUES, World, assert_same_run, write_pictures, write_table
 
 TINY = "tiny_encoders:tiny"
@@ -31,7 +32,7 @@ def world_of(path, *, site=None, **data):
     return world.write(write_pictures)
 
 
-@pytest.mark.parametrize("normalize", ["auto", "l2", "training"])
+@pytest.mark.parametrize("normalize", quick(["auto", "l2", "training"], "auto"))
 def test_sites_have_the_bits_of_a_simulation(tmp_path, caplog, normalize):
     world = world_of(tmp_path, normalize=normalize)
     with caplog.at_level(logging.INFO, "fedtailor.site"):

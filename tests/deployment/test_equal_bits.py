@@ -7,6 +7,7 @@ import pytest
 import fedtailor
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.experiment.reader import read_run
+from marks import quick
 from sites import VALUES, World, assert_same_run, divide_digits, write_arrays
 
 NAMES = ("clinic", "hospital", "office", "practice")
@@ -24,19 +25,7 @@ def world_of(path, **values):
     return world.write(lambda folder, name: write_arrays(folder, *DATA[name]))
 
 
-ALWAYS = {"pfedfda", "scaffold"}
-"""Methods that differ in what they send and keep; the others are tested with the slow tests."""
-
-
-def methods(always):
-    """Return all methods; those not in ``always`` are slow."""
-    return [
-        name if name in always else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(ALGORITHMS)
-    ]
-
-
-@pytest.mark.parametrize("name", methods(ALWAYS))
+@pytest.mark.parametrize("name", quick(sorted(ALGORITHMS), "pfedfda"))
 def test_every_method_has_the_bits_of_a_simulation(tmp_path, name):
     world = world_of(tmp_path, algorithm={"name": name})
     world.serve()
@@ -45,7 +34,8 @@ def test_every_method_has_the_bits_of_a_simulation(tmp_path, name):
         check_loaded_model(world)
 
 
-@pytest.mark.parametrize("name", methods(()))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_method_has_the_bits_of_a_simulation_with_convolutions(tmp_path, name):
     larger = {site: (x.repeat(2, axis=1).repeat(2, axis=2), y) for site, (x, y) in DATA.items()}
     values = {**VALUES, **SCHEDULE, "algorithm": {"name": name}, "model": {"name": "lenet"}}
@@ -68,13 +58,7 @@ def check_loaded_model(world):
     assert json.loads(new.read_text())["new"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "scaffold",
-        pytest.param("fedpac", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", quick(["scaffold", "fedpac"], "scaffold"))
 def test_a_run_that_selects_the_best_round_goes_back_to_it(tmp_path, name):
     evaluation = {"every": 1, "personalized_every": 1, "select": "best"}
     federation = {"rounds": 4, "participation": 0.7, "full_last_round": False}

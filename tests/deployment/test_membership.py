@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import shutil
+from itertools import product
 
 import pytest
 
@@ -23,6 +24,7 @@ from fedtailor.deployment.membership import (
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.experiment.folder import RunFolder
+from marks import quick, slow
 from sites import (
     VALUES,
     FunctionTransport,
@@ -161,14 +163,7 @@ def random_script(seed):
     return script
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        0,
-        2,
-        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(50) if seed not in (0, 2)),
-    ],
-)
+@pytest.mark.parametrize("seed", quick(range(50), 0))
 def test_random_histories_have_the_bits_of_a_simulation(tmp_path, seed):
     plan = (1.0, 0.6, "fixed(2)")[seed % 3]
     world = world_of(tmp_path, METHODS[seed % len(METHODS)], LATE, participation=plan)
@@ -189,7 +184,7 @@ def test_a_paused_site_is_not_asked_and_keeps_its_state(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("command", ["pause", "remove"])
+@pytest.mark.parametrize("command", quick(["pause", "remove"], "remove"))
 def test_nobody_waits_for_a_silent_site_that_is_paused_or_removed(tmp_path, command):
     world = world_of(tmp_path, "scaffold")
     serve(world, [(2, command, "office", "silent")])
@@ -200,7 +195,7 @@ def test_nobody_waits_for_a_silent_site_that_is_paused_or_removed(tmp_path, comm
     assert not (world.path / "sites" / "office" / "model").exists()
 
 
-@pytest.mark.parametrize("step", ["write_split", "write_provenance"])
+@pytest.mark.parametrize("step", quick(["write_split", "write_provenance"], "write_split"))
 def test_a_server_that_is_killed_while_a_site_joins(tmp_path, monkeypatch, step):
     world = world_of(tmp_path, "scaffold", LATE)
     write = getattr(RunFolder, step)
@@ -223,7 +218,7 @@ def test_a_server_that_is_killed_while_a_site_joins(tmp_path, monkeypatch, step)
     assert run.client_names == [*NAMES, "zoo"]
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", quick([True, False], True))
 def test_a_server_that_is_killed_while_it_notes_a_change(tmp_path, monkeypatch, before):
     world = world_of(tmp_path, "scaffold")
     write = membership.write_json
@@ -251,9 +246,7 @@ def test_changes_while_no_server_runs(tmp_path):
     assert read_history(run.path) == ("3 leave clinic", "3 pause office")
 
 
-@pytest.mark.parametrize(
-    "name", ["scaffold", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS[1:])]
-)
+@pytest.mark.parametrize("name", quick(METHODS, "scaffold"))
 def test_sites_that_join_take_part_from_the_next_round_on(tmp_path, name):
     world = world_of(tmp_path, name, LATE)
     operator = serve(
@@ -283,7 +276,7 @@ def test_a_site_with_a_table_joins_by_the_columns_that_were_agreed_on(tmp_path):
 @pytest.mark.parametrize(
     ("values", "new"),
     [
-        ({}, ("office",)),
+        slow({}, ("office",)),
         ({"data": {"val_fraction": 0.2}, "evaluation": {"select": "best", "every": 1}}, ()),
     ],
 )
@@ -412,9 +405,14 @@ class Moment(Operator):
         return transport
 
 
-@pytest.mark.parametrize("kind", ["train", "unmask"])
-@pytest.mark.parametrize("command", ["pause", "remove"])
-@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    ("kill", "command", "kind"),
+    quick(
+        list(product([False, True], ["pause", "remove"], ["train", "unmask"])),
+        (True, "remove", "train"),
+        (True, "pause", "unmask"),
+    ),
+)
 def test_secure_sums_go_on_without_a_site_that_is_paused_or_removed(tmp_path, kind, command, kill):
     values = {
         **VALUES,

@@ -10,6 +10,7 @@ from fedtailor.data.options import DataOptions
 from fedtailor.deployment.agreement import merge_classes
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.site_data import read_dataset
+from marks import slow
 from sites import (
     VALUES,
     World,
@@ -53,10 +54,10 @@ def test_folders_of_pictures(tmp_path, data, divided):
 @pytest.mark.parametrize(
     ("site", "data"),
     [
-        pytest.param({}, {}, marks=pytest.mark.slow),
-        ({"group": "patient"}, {}),
+        slow({}, {}),
+        slow({"group": "patient"}, {}),
         ({}, {"numbers": "bins", "missing": "indicator"}),
-        pytest.param({}, {"numbers": "quantile"}, marks=pytest.mark.slow),
+        slow({}, {"numbers": "quantile"}),
     ],
     ids=["rows", "patients", "bins", "quantile"],
 )

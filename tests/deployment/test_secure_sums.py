@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.mask_kinds import KINDS
 from fedtailor.experiment.reader import read_run
 from fedtailor.privacy.masks.shares import SHARE_BYTES
+from marks import quick, slow
 from sites import (
     VALUES,
     FunctionTransport,
@@ -38,7 +40,7 @@ SCHEDULE = {
 SHORT = {
     **SCHEDULE,
     "federation": {"rounds": 2},
-    "deploy": {"deadline": 1.0, "grace": 0.1, "resend": 0.1},
+    "deploy": {"deadline": 0.1, "grace": 0.02, "resend": 0.03},
 }
 
 
@@ -63,16 +65,7 @@ def options_of(name):
     return {"name": name, "combine_heads": False} if name == "fedpac" else {"name": name}
 
 
-ALWAYS = {"pfedfda", "scaffold"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow)
-        for name in sorted(ALGORITHMS)
-    ],
-)
+@pytest.mark.parametrize("name", quick(sorted(ALGORITHMS), "scaffold"))
 def test_every_method_has_the_bits_of_a_simulation_or_is_refused(tmp_path, name):
     world = world_of(tmp_path, algorithm=options_of(name))
     try:
@@ -87,6 +80,7 @@ def test_every_method_has_the_bits_of_a_simulation_or_is_refused(tmp_path, name)
         assert b"upload" not in answer.blobs.get("out", b"")
 
 
+@pytest.mark.slow
 def test_a_round_costs_one_exchange_and_sixteen_rounds_one_more(tmp_path):
     world = of_four(tmp_path, federation={"rounds": 18}, evaluation={"every": 18})
     world.serve()
@@ -111,7 +105,7 @@ def test_a_site_that_is_lost_in_a_round_is_not_in_its_sum(tmp_path):
     assert [event["kind"] for event in run.events if event.get("client") == 2] == ["absent"]
 
 
-@pytest.mark.parametrize("kind", ["agree", "unmask", "keys"])
+@pytest.mark.parametrize("kind", quick(["agree", "unmask", "keys"], "agree"))
 def test_a_site_that_is_silent_in_another_exchange(tmp_path, kind):
     world = of_four(tmp_path)
 
@@ -148,16 +142,8 @@ def killing(moment, *, before):
     return make
 
 
-MOMENTS = [3, 4, 5, 6, 7, 8, 9]
-
-
-@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(
-    "moment",
-    [
-        moment if moment in (5, 6) else pytest.param(moment, marks=pytest.mark.slow)
-        for moment in MOMENTS
-    ],
+    ("moment", "before"), quick(list(product(range(3, 10), [True, False])), (5, True), (6, False))
 )
 def test_a_server_that_is_killed_makes_the_same_sums(tmp_path, moment, before):
     world = of_four(tmp_path)
@@ -189,13 +175,7 @@ def test_a_server_that_is_killed_after_a_loss_opens_the_same_sum(tmp_path):
 LAST_STEP = 6
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        step if step in (1, LAST_STEP) else pytest.param(step, marks=pytest.mark.slow)
-        for step in range(LAST_STEP + 1)
-    ],
-)
+@pytest.mark.parametrize("step", quick(range(LAST_STEP + 1), LAST_STEP))
 def test_a_server_that_is_killed_opens_the_sum_without_a_site_that_is_gone(
     tmp_path, monkeypatch, step
 ):
@@ -204,7 +184,7 @@ def test_a_server_that_is_killed_opens_the_sum_without_a_site_that_is_gone(
     The server ends after it has closed the sum (1), before and after it asks who is in it (2, 3),
     after it has noted the answers (4), before and after it asks for shares (5, 6), or never (0).
     """
-    world = of_four(tmp_path, deploy={"deadline": 0.3, "grace": 0.1, "resend": 0.1})
+    world = of_four(tmp_path)
     steps = 0
 
     def count(is_step):
@@ -283,11 +263,11 @@ def with_one(world, client, kind, change):
     ("kind", "change", "is_absent"),
     [
         ("keys", lambda blobs: {"bundles": b"no keys"}, True),
-        ("train", lambda blobs: {**blobs, "masked": b"short"}, True),
+        slow("train", lambda blobs: {**blobs, "masked": b"short"}, True),
         ("train", lambda blobs: {**blobs, "masked": blobs["masked"][:-4] + b"sign"}, True),
         ("unmask", lambda blobs: {"shares": bytes(4 * SHARE_BYTES)}, False),
-        ("unmask", lambda blobs: {"shares": b"\xff" * 4 * SHARE_BYTES}, False),
-        ("unmask", lambda blobs: {}, False),
+        slow("unmask", lambda blobs: {"shares": b"\xff" * 4 * SHARE_BYTES}, False),
+        slow("unmask", lambda blobs: {}, False),
     ],
 )
 def test_a_site_that_sends_something_wrong_spoils_nothing(tmp_path, kind, change, is_absent):
@@ -297,9 +277,9 @@ def test_a_site_that_sends_something_wrong_spoils_nothing(tmp_path, kind, change
     assert any(event["kind"] in ("absent", "failed") for event in run.events) == is_absent
 
 
-@pytest.mark.parametrize("kind", ["keys", "train", "unmask"])
+@pytest.mark.parametrize("kind", quick(["keys", "train", "unmask"], "train"))
 def test_a_reply_that_is_no_message_is_noted(tmp_path, kind):
-    world = of_four(tmp_path, deploy={"deadline": 0.3, "grace": 0.1, "resend": 0.1})
+    world = of_four(tmp_path)
 
     def make(sites):
         answers = [site.answer for site in sites]

@@ -12,6 +12,7 @@ from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import SiteFailure
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.state import SiteState
+from marks import quick
 from sites import (
     ABSENCES,
     VALUES,
@@ -57,15 +58,7 @@ def world_of(path, name, **values):
     )
 
 
-def some(values, always):
-    """Return values as parameters; those that are not among ``always`` are slow."""
-    return [
-        value if value in always else pytest.param(value, marks=pytest.mark.slow)
-        for value in values
-    ]
-
-
-@pytest.mark.parametrize("moment", some(range(10), {7}))
+@pytest.mark.parametrize("moment", quick(range(10), 7))
 def test_a_server_that_is_killed_goes_on_with_the_same_bits(tmp_path, moment):
     world = world_of(tmp_path, ["scaffold", "fedpac"][moment % 2])
 
@@ -83,8 +76,8 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(tmp_path, moment):
     assert [line["round"] for line in run.rounds] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("moment", some(range(10), {3}))
-@pytest.mark.parametrize("after", some([False, True], {True}))
+@pytest.mark.parametrize("moment", quick(range(10), 3))
+@pytest.mark.parametrize("after", quick([False, True], True))
 def test_a_site_that_is_killed_answers_again_with_the_same_bits(tmp_path, moment, after):
     world = world_of(
         tmp_path, "scaffold" if after else "fedrep", deploy={**PATIENCE, "deadline": 30.0}
@@ -114,7 +107,7 @@ def test_a_site_that_is_killed_answers_again_with_the_same_bits(tmp_path, moment
     assert not [event for event in run.events if event["kind"] in ABSENCES]
 
 
-@pytest.mark.parametrize("name", some(METHODS, {"scaffold"}))
+@pytest.mark.parametrize("name", quick(METHODS, "scaffold"))
 def test_a_silent_site_is_absent_and_goes_on_from_its_last_state(tmp_path, name):
     world = world_of(tmp_path, name)
 
@@ -225,9 +218,9 @@ BAD_ANSWERS = {
 
 @pytest.mark.parametrize(
     "kind",
-    some(BAD_ANSWERS, {"nan", "cut", "another round", "a million correct"}),
+    quick(BAD_ANSWERS, "nan", "cut", "another round", "a million correct"),
 )
-@pytest.mark.parametrize("name", some(METHODS, {"fedpac"}))
+@pytest.mark.parametrize("name", quick(METHODS, "fedpac"))
 def test_a_bad_answer_changes_nothing_for_the_other_sites(tmp_path, name, kind):
     world = world_of(
         tmp_path,

@@ -20,6 +20,7 @@ from fedtailor.deployment.status_metrics import to_metrics
 from fedtailor.deployment.status_port import TOKEN_FILE, StatusPort
 from fedtailor.deployment.supervise import LogFile
 from fedtailor.experiment.reader import read_run
+from marks import quick
 from sites import NAMES, VALUES, FunctionTransport, World, divide_digits, write_arrays
 
 DATA = divide_digits(rows=30)
@@ -217,7 +218,7 @@ def test_a_run_that_is_cut_is_read_from_its_start(served):
 SECURE = {**SETTINGS, "federation": {"rounds": 2}, "privacy": {"secure_sums": True}}
 
 
-@pytest.mark.parametrize("showing", [2, 3])
+@pytest.mark.parametrize("showing", quick([2, 3], 2))
 def test_with_secure_sums_no_single_score_is_shown_unless_all_sites_show_theirs(tmp_path, showing):
     values = {**SECURE, "deploy": {"deadline": 30.0}}
     world = World(tmp_path, values=values, secure=True)

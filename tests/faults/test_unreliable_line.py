@@ -256,7 +256,7 @@ def run_histories(count):
 
 
 def test_a_few_histories():
-    run_histories(10)
+    run_histories(4)
 
 
 @pytest.mark.slow
