@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fedtailor.data.own.read import load_own
 from fedtailor.serving.evaluate import to_csv
 from fedtailor.serving.site_data import load_site
 from fedtailor.serving.trace import _resize_by_products
+from marks import quick
 from serving.small_runs import settings, test_examples, write_hospital_tables, write_pictures
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -39,10 +41,7 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("encoded")
     write_pictures(place / "pictures")
     write_pictures(place / "new", sites=("Porto",))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tiny_encoders.write_onnx(place / "tiny.onnx", side=12)
-
+    shutil.copy(tiny_encoders.ONNX, place / "tiny.onnx")
     return place
 
 
@@ -67,7 +66,16 @@ def encoder(request):
     return request.param
 
 
-@pytest.mark.parametrize("normalize", ["auto", "l2", "training"])
+@pytest.mark.parametrize(
+    ("encoder", "normalize"),
+    quick(
+        list(product(["tiny_encoders:tiny", "onnx"], ["auto", "l2", "training"])),
+        ("tiny_encoders:tiny", "auto"),
+        ("tiny_encoders:tiny", "l2"),
+        ("tiny_encoders:tiny", "training"),
+        ("onnx", "auto"),
+    ),
+)
 def test_predictions_of_pictures_have_the_bits_of_the_run(folder, encoder, normalize):
     run, config = trained(folder, encoder, normalize=normalize)
     data = embed(build(config.data, run_seed=0))
@@ -104,12 +112,12 @@ def test_a_new_site_brings_pictures(folder, encoder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "normalize"),
-    [
-        pytest.param("fedavg", "auto", marks=pytest.mark.slow),
-        ("fedavg", "l2"),
-        ("pfedfda", "auto"),
-    ],
+    ("encoder", "algorithm", "normalize"),
+    quick(
+        list(product(["tiny_encoders:tiny", "onnx"], ["fedavg", "pfedfda"], ["auto", "l2"])),
+        ("tiny_encoders:tiny", "fedavg", "l2"),
+        ("onnx", "pfedfda", "auto"),
+    ),
 )
 def test_the_exported_graph_holds_encoder_and_head(folder, encoder, algorithm, normalize, tmp_path):
     run, config = trained(folder, encoder, algorithm, normalize=normalize)
@@ -149,6 +157,7 @@ def test_exported_graphs_resize_with_the_weights_of_pytorch(mode, antialias):
     torch.testing.assert_close(graph(pictures), Resizing()(pictures), rtol=3e-7, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_other_formats(folder, tmp_path):
     model = trained(folder, "tiny_encoders:tiny")[0].model("Oslo")
     program = torch.export.load(fedtailor.export_model(model, tmp_path, "torch-export")).module()
@@ -180,10 +189,7 @@ def test_without_its_encoder_a_model_is_of_no_use(folder, tmp_path):
             run.model("Oslo")
 
         # Another file under the same name.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tiny_encoders.write_onnx(file, tiny_encoders.Tiny(seed=3), side=12)
-
+        shutil.copy(tiny_encoders.ONNX_OF_FOUR, file)
         with pytest.raises(ConfigError, match=r"has changed: its digest is \w{64}, and that of"):
             run.model("Oslo")
     finally:

@@ -13,6 +13,7 @@ from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.serving.export import SUFFIXES, card_path, export_card, export_model
 from fedtailor.serving.trace import traced
+from marks import quick
 from serving.small_runs import make_run
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -120,6 +121,7 @@ def test_onnx_says_the_same_as_torch(algorithm, model, shelf, tmp_path):
         assert np.abs(logits - expected)[finite].max() <= 1e-5 * scale
 
 
+@pytest.mark.slow
 def test_closed_form_heads_are_one_linear_layer(shelf):
     model = trained("pfedfda", "mlp", shelf)
     program = traced(model.module, model.inputs, model.temperature)
@@ -176,7 +178,7 @@ def test_nothing_is_written_into_a_run(shelf):
     assert sorted(run.path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("format", ["safetensors", "torch-export"])
+@pytest.mark.parametrize("format", quick(["safetensors", "torch-export"], "safetensors"))
 def test_another_model_is_never_overwritten(shelf, tmp_path, format):
     run, _ = make_run("fedavg", "pictures", shelf)
     other, _ = make_run("fedrep", "pictures", shelf)
