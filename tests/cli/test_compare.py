@@ -14,6 +14,7 @@ from fedtailor.experiment import run as experiment_run
 from fedtailor.experiment.folder import exclusive
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.writer import RunWriter
+from marks import slow
 
 SMALL = [
     "-d",
@@ -148,8 +149,8 @@ def splits_after(folder, *arguments):
     [
         ([], 30, 2),
         (["--folds", "2"], 30, 2),
-        pytest.param(["--set", "data.seed=42"], 30, 1, marks=pytest.mark.slow),
-        ([], 5010, 1),
+        slow(["--set", "data.seed=42"], 30, 1),
+        slow([], 5010, 1),
     ],
 )
 def test_few_test_examples_are_drawn_anew_for_every_seed(arguments, rows, splits, tmp_path, capsys):

@@ -523,6 +523,7 @@ def test_check_of_a_site_whose_server_is_away(keys, capsys):
     assert "clinic/ca.crt" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_sites_of_the_demonstration_trust_each_other(tmp_path):
     """What ``deploy demo --secure`` prepares."""
     server = demo.prepare(tmp_path, rounds=1, port=8123)

@@ -1,8 +1,6 @@
 """The data set itself, the table of data sets, and the default one."""
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +17,6 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 def small(**changes: Any) -> Dataset:
     x = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
     return Dataset(**{"name": "small", "x": x, "y": np.array([0, 1]), "num_classes": 2, **changes})
-
-
-def test_the_tables_are_listed_without_heavy_imports() -> None:
-    heavy = "{'torch', 'numpy', 'scipy', 'sklearn', 'pickle'}"
-    code = (
-        f"import sys, fedtailor.data as d; assert all(e.description for e in d.DATASETS.values()); \
-        found = {heavy} & set(sys.modules); assert not found, found"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(SOURCE)})
 
 
 @pytest.mark.parametrize("table", [DATASETS, PARTITIONS])

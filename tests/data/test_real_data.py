@@ -23,10 +23,11 @@ def load(data_dir: Path, name: str, folder: str) -> tuple[np.ndarray, np.ndarray
 @pytest.mark.parametrize(
     ("name", "folder", "mean", "std"),
     [
-        pytest.param("mnist", "MNIST", 0.1307, 0.3081, marks=pytest.mark.slow),
+        ("mnist", "MNIST", 0.1307, 0.3081),
         ("fashion_mnist", "FashionMNIST", 0.2860, 0.3530),
     ],
 )
+@pytest.mark.slow
 def test_grey_data_have_the_published_statistics(
     data_dir: Path, name: str, folder: str, mean: float, std: float
 ) -> None:

@@ -12,6 +12,7 @@ from fedtailor.experiment.audits import audit_members, read_members_plan
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.methods import read_method, to_text
 from fedtailor.experiment.tracking import RunProgress
+from marks import quick
 
 SETTINGS = {
     "data": {"clients": 3, "fraction": 0.2},
@@ -68,7 +69,7 @@ def test_examples_that_were_out_were_not_trained_on(tmp_path):
     np.testing.assert_array_equal(tensors["signals/personalized"], tensors["signals/global"])
 
 
-@pytest.mark.parametrize("rounds", [1, 4, 7])
+@pytest.mark.parametrize("rounds", quick([1, 4, 7], 4))
 def test_an_interrupted_audit_ends_with_the_same_record(tmp_path, monkeypatch, rounds):
     monkeypatch.chdir(tmp_path)
     configs = [config_of("fedavg"), config_of("fedrep")]

@@ -89,7 +89,8 @@ def test_a_run_of_own_tables_has_them_beside_the_predictions_of_its_models(table
 
 
 def test_test_labels_change_neither_predictions_nor_choices(table, tmp_path):
-    parts = assemble(settings(table), 0)
+    names = "majority,logistic_regression,random_forest"
+    parts = assemble(settings(table, evaluation__baselines=names), 0)
     expected = add(parts, tmp_path / "as-they-are")
 
     labels = parts.divided.dataset.y.copy()
@@ -107,6 +108,7 @@ def test_test_labels_change_neither_predictions_nor_choices(table, tmp_path):
     assert first["sites"] == second["sites"]
 
 
+@pytest.mark.slow
 def test_processes_change_no_byte(table, tmp_path, monkeypatch):
     parts = assemble(settings(table), 0)
     add(parts, tmp_path / "one")
@@ -409,7 +411,8 @@ def test_a_site_uses_its_own_model_unless_the_personalized_one_is_better(table, 
 
 
 def test_clients_without_names_choose_too(tmp_path):
-    values = {"data": {"clients": 2}, "federation": {"rounds": 1}, "serve": {"fallback": "best"}}
+    values = {"data": {"clients": 2, "fraction": 0.1}, "federation": {"rounds": 1}}
+    values["serve"] = {"fallback": "best"}
     values["seeds"] = [0, 1]
     values["evaluation"] = {"baselines": "logistic_regression"}
     config = make_config(values)

@@ -5,8 +5,6 @@ import functools
 import json
 import math
 import re
-import subprocess
-import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -343,25 +341,3 @@ def test_files_that_cannot_be_read(tmp_path, content, sentence):
         load_config(path)
     with pytest.raises(ConfigError, match="cannot be the name of a file"):
         load_config("a\0b")
-
-
-def test_a_wrong_key_or_name_is_found_without_torch():
-    """Importing torch takes seconds; only the options of an algorithm and of a model need it."""
-    script = """
-import sys
-from fedtailor.cli.main import main
-for key in ("training.learning_rate", "data.client", "federation.round", "evaluation.ever", "engine.nam", "model.nam",
-            "trainig.lr", "lr", "rounds"):
-    assert main(["run", "--set", f"{key}=1"]) == 3, key
-for wrong in (["--set", "training.lr=a"], ["-a", "fedavgg"], ["--model", "mpl"], ["--set", "model.others=['cn6']"]):
-    assert main(["run", *wrong]) == 3, wrong
-assert "numpy" not in sys.modules
-assert main(["run", "--data", "nope"]) == 4
-assert "torch" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for hint in ("training.lr", "fedavg", "mlp", "cnn6"):
-        assert f"did you mean '{hint}'?" in done.stderr
-    assert "error: There is no folder or file 'nope' in '" in done.stderr
-    assert ". Supported layouts: " in done.stderr

@@ -17,6 +17,7 @@ from fedtailor.privacy.examples import ExamplePlan
 from fedtailor.privacy.mechanism import ClientMechanism
 from fedtailor.training import private_steps
 from fedtailor.training.private_steps import PrivateSteps
+from marks import quick
 
 SETTINGS = {
     "data": {"clients": 3, "fraction": 0.1},
@@ -83,7 +84,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("epsilon", BUDGETS)
+@pytest.mark.parametrize("epsilon", quick(BUDGETS, 4.0))
 def test_a_mechanism_that_keeps_its_claim_is_not_accused(epsilon):
     record = audit_noise(config_of(epsilon))
     assert record["claim"] == pytest.approx(epsilon, rel=1e-3)
@@ -98,7 +99,7 @@ def test_a_mechanism_that_keeps_its_claim_is_not_accused(epsilon):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("epsilon", BUDGETS)
+@pytest.mark.parametrize("epsilon", quick(BUDGETS, 4.0))
 def test_planted_faults_are_found(monkeypatch, fault, epsilon):
     name, broken = FAULTS[fault]()
     monkeypatch.setattr(ClientMechanism, name, broken)
@@ -378,6 +379,7 @@ def test_a_part_of_sums_without_noise_is_found(monkeypatch):
     assert [part["part"] for part in parts if part["is_too_small"]] == ["sums/counts"]
 
 
+@pytest.mark.slow
 def test_phases_that_train_different_layers_are_seen_together():
     options = {"algorithm": {"name": "fedrep"}, "model": {"name": "mlp"}}
     record = audit_examples("drawn steps", **options)

@@ -343,7 +343,8 @@ def test_a_method_of_one_exchange_is_trained_once_a_trial(tmp_path):
 
 def test_what_noise_promises_counts_every_trial(tmp_path):
     noisy = [
-        ("data.clients", 40),
+        ("data.clients", 8),
+        ("federation.rounds", 1),
         ("federation.participation", 1.0),
         ("privacy.unit", "client"),
         ("privacy.epsilon", 8.0),

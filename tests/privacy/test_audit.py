@@ -77,6 +77,7 @@ def test_the_attacked_training_does_not_tell_about_itself():
     assert found.tpr_at_1_percent < 0.02
 
 
+@pytest.mark.slow
 def test_a_known_gap_gives_the_rates_of_two_normals():
     # Each example has a level of its own, which a plain threshold does not know. Many trainings
     # show it well; with few, less is found.
@@ -165,6 +166,7 @@ def test_the_chance_of_right_guesses_is_that_of_all_outcomes(epsilon):
             assert chance_of_guesses(canaries, canaries, right, epsilon, 0.02) >= exact - 1e-12
 
 
+@pytest.mark.slow
 def test_right_guesses_prove_no_more_than_is_true():
     # A coin tells the truth with epsilon 1, so that 5 % of all bounds may be larger.
     rng = np.random.default_rng(6)

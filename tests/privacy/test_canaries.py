@@ -102,6 +102,7 @@ def test_the_server_receives_what_canaries_contribute():
     torch.testing.assert_close(change, expected.float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_noise_of_scores_has_the_deviation_that_is_claimed():
     scores = []
     for seed in range(60):

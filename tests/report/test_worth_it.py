@@ -11,7 +11,7 @@ import fedtailor
 from fedtailor.cli.main import main
 from fedtailor.report import compare, read_methods
 from fedtailor.report.latex import to_latex
-from fedtailor.report.page.build import build_page
+from fedtailor.report.page.build import build_sections
 from fedtailor.report.tables import to_markdown
 from fedtailor.report.worth_it import choose_shown, sites_csv, worth_it_tables
 
@@ -115,7 +115,7 @@ def folder(tmp_path_factory):
         (folder / "data" / f"{name}.csv").write_text(text)
 
     command = ["compare", "--data", str(folder / "data"), "-a", "fedavg_ft", "-a", "local"]
-    command += ["-a", "pfedfda", "--seeds", "0,1", "--rounds", "2", "--out", str(folder / "out")]
+    command += ["-a", "pfedfda", "--seeds", "0,1", "--rounds", "1", "--out", str(folder / "out")]
     command += ["--set", "evaluation.baselines='majority,logistic_regression'"]
     assert not main([*command, "--set", "training.epochs=1"])
     return folder / "out"
@@ -165,7 +165,7 @@ def test_files_and_pages_hold_the_verdicts(folder):
     for text in (to_markdown(comparison), to_latex(comparison)):
         assert "Porto" in text and "worth it for" in text
 
-    section = build_page(methods).sections[0]
+    section = build_sections(methods)[0]
     assert section.name == "worth-it" and len(section.notes) == 3
     assert len(section.tables) == 3 and len(section.figures[0].table.rows) == 2
 
@@ -181,7 +181,7 @@ def test_the_result_of_a_run_has_the_verdicts_of_its_seeds(folder, capsys):
     (seeds,) = result["worth_it"]["sites"][0]["own"].values()
     assert seeds == 2, "a baseline, in both seeds"
 
-    sections = build_page(read_methods([path / "seed-0"])).sections
+    sections = build_sections(read_methods([path / "seed-0"]))
     assert sections[0].name == "worth-it" and len(sections[0].notes) == 1
 
     main(["resume", str(path)])

@@ -578,6 +578,7 @@ def test_more_than_can_be_held_is_refused(tmp_path, monkeypatch):
     assert errors(read(folder)[1])[:2] == [("too_large", "b.parquet"), ("too_large", "c.csv")]
 
 
+@pytest.mark.slow
 def test_the_time_to_read_grows_with_the_columns_not_with_their_square(tmp_path):
     """Gene expression has 20,000 columns. When every column was looked up among all, this took half
     a minute."""

@@ -117,6 +117,7 @@ def test_partitions_stay_as_they_were(text: str, clients: int, digest: str) -> N
     assert hashlib.sha256(content).hexdigest()[:16] == digest
 
 
+@pytest.mark.slow
 def test_a_partition_of_ten_thousand_clients_hands_out_all() -> None:
     labels = np.arange(60_000) % 10
     for text in ("dirichlet(alpha=0.5, min_size=0)", "dirichlet_quota(alpha=0.5)", "label_slices"):

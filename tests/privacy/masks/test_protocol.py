@@ -14,6 +14,7 @@ from fedtailor.privacy.masks.primitives import RefusedError
 from fedtailor.privacy.masks.server import TooFewSharesError, unmask
 from fedtailor.privacy.masks.session import read_cohort, write_cohort
 from fedtailor.privacy.options import colluding_of, threshold_of
+from marks import quick
 from masked_world import World, add, request, sha256, vectors
 
 
@@ -65,7 +66,7 @@ def subsets(numbers, most):
     return chain.from_iterable(combinations(numbers, count) for count in range(most + 1))
 
 
-@pytest.mark.parametrize("count", [3, 4, 5])
+@pytest.mark.parametrize("count", quick([3, 4, 5], 3, 4))
 def test_every_set_of_silent_sites(count):
     world = World(count)
     inputs = vectors(count)
@@ -291,12 +292,7 @@ def test_a_damaged_journal_is_named(tmp_path, line):
         journal_module.Journal(path)
 
 
-HISTORIES = [
-    pytest.param(seed, marks=pytest.mark.slow) if seed >= 8 else seed for seed in range(50)
-]
-
-
-@pytest.mark.parametrize("seed", HISTORIES)
+@pytest.mark.parametrize("seed", quick(range(50), 0, 1, 2))
 def test_a_random_history_of_losses_and_restarts(tmp_path, seed):
     rng = np.random.default_rng(seed)
     count = int(rng.integers(4, 9))
