@@ -2,29 +2,49 @@
 
 import doctest
 import importlib
+import shutil
 
 import pytest
 
 import api_page
 import fedtailor
 import import_map
+from marks import quick
 
 MODULES = {f"fedtailor.{name}": path for name, path in import_map.modules().items()}
 MODULES |= {path.stem: path for path in (import_map.ROOT / "tools").glob("*.py")}
 WITH_EXAMPLES = sorted(name for name, path in MODULES.items() if ">>> " in path.read_text())
-SLOW = {"fedtailor.testing.check"}
-"""All checks of a method, as `tests/test_documentation.py` runs them too."""
+SLOW = {
+    "fedtailor.experiment.sweep",
+    "fedtailor.report.comparison",
+    "fedtailor.serving.export",
+    "fedtailor.serving.study",
+    "fedtailor.testing.check",
+}
+"""What trains, or runs all checks of a method, as other quick tests do too."""
+
+OF_ONE_RUN = {
+    "fedtailor.experiment.reader",
+    "fedtailor.report.methods",
+    "fedtailor.serving.run",
+}
+"""Their examples use the same run, in runs/example."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in WITH_EXAMPLES
-    ],
-)
-def test_examples_run(name, monkeypatch, tmp_path):
+@pytest.fixture(scope="session")
+def example_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "example"
+    config = fedtailor.make_config({"data": {"clients": 3}, "federation": {"rounds": 2}})
+    fedtailor.run(config, out=folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", quick(WITH_EXAMPLES, *set(WITH_EXAMPLES) - SLOW))
+def test_examples_run(name, monkeypatch, tmp_path, request):
     monkeypatch.chdir(tmp_path)
+    if name in OF_ONE_RUN:
+        # A run that has finished is not made again.
+        shutil.copytree(request.getfixturevalue("example_run"), tmp_path / "runs" / "example")
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0, "the examples are in no docstring"
     assert result.failed == 0, "see the report above"

@@ -33,6 +33,7 @@ from fedtailor.experiment.config import make_config
 from fedtailor.experiment.sweep import make_searches
 from fedtailor.experiment.sweep_options import load_sweep
 from fedtailor.experiment.tracking import TRACKERS
+from marks import slow
 from tutorial import BLOCK
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +103,8 @@ def is_runnable(line):
 
 
 def runnable_lines():
-    """Return the commands as parameters; of those with the same options, all but one are slow."""
+    """Return the commands as parameters; of those with the same options, all but one are slow,
+    and so are simulations of noise."""
     lines = {line.partition("  (")[0].partition("#")[0].strip() for line in commands()}
     shapes = set()
     cases = []
@@ -111,7 +113,8 @@ def runnable_lines():
         options = {word for word in words if word.startswith("-")} - {"--out"}
         shape = (words[0], *[word for word in words[1:2] if word[0] != "-"], *sorted(options))
         is_repeated = shape in shapes or (words[0] == "sweep" and ("sweep",) in shapes)
-        cases.append(pytest.param(line, marks=[pytest.mark.slow] if is_repeated else []))
+        is_slow = is_repeated or "--simulate" in words
+        cases.append(slow(line) if is_slow else line)
         shapes |= {shape, (words[0],)}
 
     return cases

@@ -6,16 +6,14 @@ import tomllib
 import pytest
 
 from fedtailor.experiment.config import SECTIONS, make_config, to_toml
+from marks import quick
 from write_pages import DOCS, ROOT, WRITERS, pages_of
 
-SLOW = {"algorithm_pages"}
-"""Its texts are tested in tests/algorithms/test_algorithm_pages.py."""
+SLOW = {"algorithm_pages", "leaderboard_page", "papers_page"}
+"""The first has tests of its own, and the others draw figures of all records."""
 
 
-@pytest.mark.parametrize(
-    "writer",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in WRITERS],
-)
+@pytest.mark.parametrize("writer", quick(WRITERS, *set(WRITERS) - SLOW))
 def test_every_written_page_has_a_title_and_is_ignored_by_git(writer):
     pages = pages_of(writer)
     assert pages

@@ -7,13 +7,15 @@ Swaps, and calls that return several values, are not packed.
 import ast
 from pathlib import Path
 
+from import_map import tree_of
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("src", "experiments", "benchmarks", "tools")
 
 
-def packed_assignments(text):
-    """Yield the packed assignments of a source text."""
-    for node in ast.walk(ast.parse(text)):
+def packed_assignments(tree):
+    """Yield the packed assignments of the syntax tree of a file."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Tuple | ast.List) and is_packed(target, node.value):
@@ -40,7 +42,7 @@ def test_no_packed_assignments():
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
         if ".venv" not in path.parts
-        for node in packed_assignments(path.read_text())
+        for node in packed_assignments(tree_of(path))
     ]
     assert lines == [], "one statement a line"
 
@@ -50,5 +52,5 @@ def test_what_is_packed_and_what_is_not():
     packed += ["pair = a, b = 1, 2", "a, b = (f(x) for x in (p, q))", "a, b = [f(x) for x in pair]"]
     plain = ["a, b = b, a", "a[i], a[j] = a[j], a[i]", "a, b = f()", "a, b = f() if c else g()"]
     plain += ["(a,) = (x for x in pair if x)", "pair: tuple[int, int] = 1, 2", "a = b = 0"]
-    assert [text for text in packed if not list(packed_assignments(text))] == []
-    assert [text for text in plain if list(packed_assignments(text))] == []
+    assert [text for text in packed if not list(packed_assignments(ast.parse(text)))] == []
+    assert [text for text in plain if list(packed_assignments(ast.parse(text)))] == []

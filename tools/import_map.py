@@ -111,13 +111,19 @@ def package_of(module: str) -> str:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported_names(path: Path) -> frozenset[str]:
     """Return what a file imports anywhere, as absolute names.
 
     Imports inside functions and for type checkers count too.
     """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
