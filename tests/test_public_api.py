@@ -40,7 +40,6 @@ def test_unknown_names_are_attribute_errors():
 def test_every_public_name_has_a_docstring():
     names = api_page.public_names()
     assert {*names["fedtailor"], "__version__"} == PUBLIC
-    assert len(names["fedtailor.toolkit"]) > 40
     without = [
         name
         for package in names

@@ -17,7 +17,7 @@ NUMBER = re.compile(r"-?\d*\.?\d+(?:e[+-]?\d+)?")
 
 
 def test_there_are_tutorials_and_their_blocks_are_seen():
-    assert len(PAGES) >= 4
+    assert PAGES
     for path in PAGES:
         text = path.read_text()
         blocks = [match for match in BLOCK.finditer(text) if match["file"] or "$ " in match["text"]]

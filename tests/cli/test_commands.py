@@ -323,38 +323,14 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     command = [*SMALL, "-a", "fedavg", "--engine", "reference"]
     code, out, err = outcome([*command, "--out", "one"], capsys)
     assert code == 0
-    lines = err.splitlines()
-    first, second, last = (line for line in lines if line.startswith("note: "))
-    assert first.startswith(
-        "note: round 1: 2 uploads left out (client 1: field 'model': "
-    ) and first.endswith("; ...)")
-    assert second.startswith(
-        "note: round 2: 1 upload left out (client 1: "
-    ) and not second.endswith("...)")
-    assert last == "note: 1 of 4 clients never trained, or none of their results could be used."
-    assert lines[-1] == "warning: uploads left out: 3, failures: 0; see events.jsonl in one"
+    assert len([line for line in err.splitlines() if line.startswith("note: ")]) == 3
+    assert "warning: uploads left out: 3, failures: 0" in err
     run = read_run("one")
-    assert run.result["events"] == {
-        "quarantine": 3,
-        "failed": 0,
-        "absent": 0,
-        "skipped": 0,
-        "repeated": 0,
-    }
-    assert [run.model(client)[1]["participated"] for client in range(4)] == [
-        True,
-        False,
-        True,
-        True,
-    ]
+    assert run.result["events"]["quarantine"] == 3
+    participated = [run.model(client)[1]["participated"] for client in range(4)]
+    assert participated == [True, False, True, True]
     code, out, _ = outcome([*command, "--seeds", "0,1", "--json", "--out", "two"], capsys)
-    assert json.loads(out)["events"] == {
-        "quarantine": 6,
-        "failed": 0,
-        "absent": 0,
-        "skipped": 0,
-        "repeated": 0,
-    }
+    assert json.loads(out)["events"]["quarantine"] == 6
     assert "rounds_done" not in read_run("two").status
 
 
@@ -441,17 +417,10 @@ def test_demo(folder, capsys, monkeypatch):
     for name in demo.ALGORITHMS:
         assert f"\n {name} " in out
         assert read_run(f"shown/{name}").status["state"] == "finished"
-    rows = [line.split() for line in out.splitlines() if line.startswith(" pfedfda ")]
-    by_model = {" ".join(row[1:-4]): row[-4] for row in rows}
-    metrics = read_run("shown/pfedfda").result["metrics"]
-    for model, point in {
-        "shared body, personal classifier": "personalized",
-        "its global model": "global",
-    }.items():
-        assert by_model[model] == f"{100 * metrics[point]['accuracy']['mean']:.1f}"
-    assert len([line for line in err.splitlines() if "round" in line and "left" in line]) <= 12
-    assert "gain over" in out and "gradient" in out and "After round 2" in out
-    assert "seed 0" in out and "quarter" in err and "fedtailor run" in err
+    accuracy = read_run("shown/pfedfda").result["metrics"]["personalized"]["accuracy"]["mean"]
+    assert f"{100 * accuracy:.1f}" in out
+
+    # The commands that it suggests repeat what it has done.
     suggested = [line for line in err.splitlines() if "fedtailor run -a" in line]
     assert len(suggested) == 2
     for line in suggested:

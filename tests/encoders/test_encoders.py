@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,6 +16,7 @@ from fedtailor.encoders import code
 from fedtailor.encoders.encoder import check_encoder, encode
 from fedtailor.encoders.load import load_encoder
 
+ONNX = f"onnx:{tiny_encoders.ONNX}"
 SHAPE = (1, tiny_encoders.SIDE, tiny_encoders.SIDE)
 PICTURES = torch.randint(0, 256, (70, *SHAPE), dtype=torch.uint8, generator=torch.Generator())
 
@@ -29,7 +29,7 @@ def test_a_module_gets_values_from_0_to_1():
 
 
 def test_an_onnx_file_computes_the_same():
-    encoder = load_encoder(f"onnx:{tiny_encoders.ONNX}")
+    encoder = load_encoder(ONNX)
     assert check_encoder(encoder, PICTURES, 255.0) == tiny_encoders.FEATURES
     expected = tiny_encoders.Tiny()(PICTURES / 255).detach()
     torch.testing.assert_close(encode(encoder, PICTURES, 255.0), expected, atol=1e-5, rtol=1e-5)
@@ -41,7 +41,7 @@ def test_an_onnx_file_may_have_a_batch_size_of_its_own():
     assert encode(encoder, PICTURES[:6], 255.0).shape == (6, tiny_encoders.FEATURES)
 
 
-@pytest.mark.parametrize("target", ["tiny_encoders:tiny", f"onnx:{tiny_encoders.ONNX}"])
+@pytest.mark.parametrize("target", ["tiny_encoders:tiny", ONNX])
 def test_the_features_of_an_input_have_the_same_bits_beside_any_others(target):
     encoder = load_encoder(target)
     features = encode(encoder, PICTURES, 255.0)
@@ -201,13 +201,13 @@ def test_the_digest_does_not_depend_on_what_pytorch_gives_modules(monkeypatch):
     assert load_encoder("tiny_encoders:tiny").digest == digest
 
 
-def test_the_digest_of_a_file_is_that_of_its_bytes(onnx_target, tmp_path):
-    raw = Path(onnx_target.removeprefix("onnx:")).read_bytes()
-    assert load_encoder(onnx_target).digest == hashlib.sha256(raw).hexdigest()
+def test_the_digest_of_a_file_is_that_of_its_bytes():
+    raw = tiny_encoders.ONNX.read_bytes()
+    assert load_encoder(ONNX).digest == hashlib.sha256(raw).hexdigest()
 
 
-def test_an_onnx_file_without_its_weights_is_refused(onnx_target, tmp_path):
-    model = onnx.load(onnx_target.removeprefix("onnx:"))
+def test_an_onnx_file_without_its_weights_is_refused(tmp_path):
+    model = onnx.load(tiny_encoders.ONNX)
     path = tmp_path / "large.onnx"
     onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=100)
     digest = load_encoder(f"onnx:{path}").digest
@@ -221,13 +221,13 @@ def test_an_onnx_file_without_its_weights_is_refused(onnx_target, tmp_path):
 
 
 @pytest.mark.parametrize("library", ["onnx", "onnxruntime"])
-def test_an_onnx_file_needs_both_libraries(onnx_target, library, monkeypatch):
+def test_an_onnx_file_needs_both_libraries(library, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == library else found(name)
     )
     with pytest.raises(ConfigError, match=f"needs {library}: python -m pip install"):
-        load_encoder(onnx_target)
+        load_encoder(ONNX)
 
 
 def test_what_an_encoder_prints_as_it_loads_is_no_output_of_a_command(capsys):
