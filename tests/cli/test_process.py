@@ -27,9 +27,6 @@ def run_code(code, folder):
     )
 
 
-
-
-
 @pytest.mark.parametrize(
     ("request_to_end", "engine"),
     [
