@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedtailor import toolkit as ft
-from fedtailor.algorithms._closed_form import Linear
 from fedtailor.algorithms._feature_sums import (
     received_sums,
     repaired_sums,
@@ -70,20 +69,31 @@ class ServerState(NamedTuple):
         return (self.means != 0).any()
 
 
+class Head(NamedTuple):
+    """A linear classifier."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Return log joint densities (n, classes) of features, up to a term that classes share."""
+        return z @ self.weight.T + self.bias
+
+
 def classifier(
     means: Tensor,
     covariance: Tensor,
     prior: Tensor,
     shrinkage: float,
     temperature: Tensor | float = 1.0,
-) -> Linear:
+) -> Head:
     """Return the linear classifier of a Gaussian model, a class prior (classes,), and t, ()."""
     weight, bias = gaussian.lda_head(means, covariance, prior, shrinkage)
 
     # t log N + log pi, where the bias already holds one log pi
     bias = temperature * bias + (1.0 - temperature) * prior.double().log()
     weight = temperature * weight
-    return Linear(weight.to(means.dtype), bias.to(means.dtype))
+    return Head(weight.to(means.dtype), bias.to(means.dtype))
 
 
 def losses_of_temperatures(

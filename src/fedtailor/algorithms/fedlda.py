@@ -69,10 +69,10 @@ import torch
 from torch import Tensor
 
 from fedtailor import toolkit as ft
-from fedtailor.algorithms._closed_form import Linear
 from fedtailor.algorithms._feature_sums import shortened
 from fedtailor.algorithms._gaussian_classifier import (
     GaussianClassifier,
+    Head,
     ServerState,
     classifier,
     losses_of_temperatures,
@@ -97,7 +97,7 @@ class Personal(NamedTuple):
     """A client's model: body, Gaussian class model, prior, and the classifier that follows."""
 
     body: ft.Params
-    head: Linear
+    head: Head
     means: Tensor
     covariance: Tensor
     prior: Tensor
@@ -108,7 +108,7 @@ class Personal(NamedTuple):
 def body_loss(
     task: ft.Task,
     body: ft.Params,
-    head: Linear,
+    head: Head,
     batch: ft.Batch,
     key: ft.Key,
     *,
@@ -353,7 +353,7 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
 
     def _classifier(
         self, shared: ServerState, prior: Tensor, *, temperature: Tensor | float
-    ) -> Linear:
+    ) -> Head:
         """Return the classifier of the server's Gaussian and a prior (eq. 4)."""
         head = classifier(
             shared.means, shared.covariance, prior, self.solver_shrinkage, temperature
@@ -363,4 +363,4 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
 
         # there is no classifier where the covariance has no inverse
         is_positive = torch.isfinite(gaussian.condition(shared.covariance))
-        return Linear(*(torch.where(is_positive, leaf, torch.nan) for leaf in head))
+        return Head(*(torch.where(is_positive, leaf, torch.nan) for leaf in head))

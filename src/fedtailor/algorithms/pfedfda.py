@@ -86,10 +86,10 @@ from fedtailor.algorithms._beta_search import (
     held_out_losses,
     make_folds,
 )
-from fedtailor.algorithms._closed_form import Linear
 from fedtailor.algorithms._feature_sums import shortened
 from fedtailor.algorithms._gaussian_classifier import (
     GaussianClassifier,
+    Head,
     ServerState,
     classifier,
 )
@@ -116,7 +116,7 @@ class Personal(NamedTuple):
     """A client's model: global body, blended Gaussian, prior, and the classifier that follows."""
 
     body: ft.Params
-    head: Linear
+    head: Head
     means: Tensor
     covariance: Tensor
     prior: Tensor
@@ -128,7 +128,7 @@ class Personal(NamedTuple):
 def body_loss(
     task: ft.Task,
     body: ft.Params,
-    head: Linear,
+    head: Head,
     batch: ft.Batch,
     key: ft.Key,
     *,
