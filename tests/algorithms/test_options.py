@@ -46,6 +46,6 @@ def test_presets_are_options_and_bugs_of_released_codes_are_marked():
         marked[name] = set(marks_of(cls, AsReleased))
         for preset, values in cls.presets.items():
             assert cls.from_preset(preset) == cls(**values)
-    assert marked["pfedfda"] == {"cov_offset"}
+    assert marked["pfedfda"] == {"cov_offset", "evaluate_drop_last"}
     assert marked["fedsr"] == {"squared_norm"}
     assert not marked["fedavg"]

@@ -59,7 +59,8 @@ VARIANTS = {
     "pfedfda": [
         {"beta": "multi"},
         {"beta": "none"},
-        {"prior_smoothing": 0.1},
+        {"evaluate_drop_last": True},
+        {"prior": "blend"},
         {"temperature": "cross_validated", "shrinkage": "oas"},
     ],
     "pfedvem": [

@@ -118,7 +118,7 @@ def assert_update(visit, federation, client, update, constants, tolerance):
 def evaluation_of(visit, federation, client, body, shared, constants, search):
     """Compute a client's Gaussian, prior and beta at evaluation."""
     x, y = harness.examples(federation, client)
-    kept = np.arange(len(y))
+    kept = np.arange(len(y)) if visit.kept is None else visit.kept
     return fda.evaluation(body, shared, x, y, kept, halves_of(visit, y, kept), constants, search)
 
 

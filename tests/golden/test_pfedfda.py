@@ -22,27 +22,32 @@ DROPPING = Training(
 
 
 @pytest.mark.parametrize(
-    ("training", "options"),
+    ("training", "mode", "drop"),
     [
-        slow(TRAINING, {}),
-        (TRAINING, {"prior_smoothing": 0.1}),
-        (DROPPING, {}),
-        (DROPPING, {"beta": "none"}),
-        (TRAINING, {"beta": "multi"}),
+        slow(TRAINING, "single", False),
+        (DROPPING, "single", True),
+        (DROPPING, "none", False),
+        (TRAINING, "multi", True),
     ],
 )
-def test_two_rounds(recorder, training, options):
+def test_two_rounds(recorder, training, mode, drop):
     federation = harness.make_federation()
-    algorithm = PFedFDA(training=training, **options)
+    algorithm = PFedFDA(training=training, beta=mode, evaluate_drop_last=drop)
     recorder.run(algorithm, federation)
-    constants = fda.Constants(smoothing=algorithm.prior_smoothing)
-    trained, evaluated = compare.assert_run(recorder, federation, algorithm, constants)
+    trained, evaluated = compare.assert_run(recorder, federation, algorithm)
+    kept = {
+        client: recorder.visit(1, "personalize", client).kept for client in federation.roster.known
+    }
+    size = training.batch_size
+    whole = {
+        client: len(federation.splits[client].train) // size * size
+        for client in federation.roster.known
+    }
+    assert all(len(k) == whole[client] if drop else k is None for client, k in kept.items())
     betas = [beta for by_client in (trained, evaluated) for beta in by_client.values()]
     inside = [beta for beta in betas if 0 < beta[0] < 1]
-    assert len(inside) >= (0 if algorithm.beta == "none" else 2), (
-        "the federation no longer shows a blend"
-    )
-    assert all((first == second) for first, second in betas) or algorithm.beta == "multi"
+    assert len(inside) >= (0 if mode == "none" else 2), "the federation no longer shows a blend"
+    assert all((first == second) for first, second in betas) or mode == "multi"
 
 
 def test_the_global_model_has_equally_likely_classes(recorder):

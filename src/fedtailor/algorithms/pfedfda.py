@@ -29,7 +29,9 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   decomposition per fold, and take the smallest beta of a tie.
 * The prior pi_i is that of C: class frequencies with 1e-4 added to each (P: frequencies). A class
   of which a client has no example yet is then nearly impossible, which costs much if the client has
-  few examples: a larger ``prior_smoothing`` helps.
+  few examples. ``prior`` offers two estimates of our own. The weight of ``blend`` is found by
+  leaving out one example at a time, from class counts alone: the folds of beta cannot find it,
+  since every class that is judged is also in the other half.
 * ``prediction_prior`` = uniform is our own: it leaves pi_i out of the predictions of personal
   models, and only there, for balanced accuracy where classes are rare.
 * ``temperature`` t is our own: it weighs the log-likelihood in predictions, and only there.
@@ -57,9 +59,9 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   default.
 * Linear systems are solved by an eigendecomposition. It gives the solution of smallest norm, as C's
   least squares do; with the shrinkage of 1e-4 there is only one solution.
-* Evaluation uses all training examples; C drops the last, shorter batch. Only there, and
-  as in C, a class with fewer than ``evaluate_min_class_count`` examples takes its mean from the
-  server.
+* Evaluation uses all training examples; C drops the last, shorter batch (``evaluate_drop_last``).
+  Only there, and as in C, a class with fewer than ``evaluate_min_class_count`` examples takes its
+  mean from the server.
 * The projection to the nearest positive definite matrix is skipped where a ridge makes it the
   identity.
 * Means, covariances and solves are in float64 (C: float32). Folds are drawn by key (C: a fixed
@@ -82,6 +84,7 @@ from fedtailor.algorithms._beta_search import (
     Fold,
     FoldedExamples,
     GlobalGaussian,
+    blend_frequencies,
     find_beta,
     held_out_losses,
     make_folds,
@@ -177,10 +180,19 @@ class PFedFDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     """Share of the mean variance in the local covariance, in place of cov_ridge and cov_offset, so
     that the scale of the features does not matter. oas: the share that suits the number of examples
     (oracle approximating shrinkage); 0: cov_ridge and cov_offset."""
+    prior: Literal["floor", "pseudo_count", "blend"] = "floor"
+    """The client's class prior. floor: its class frequencies, with prior_smoothing added to each;
+    pseudo_count: those with prior_smoothing more examples of every class; blend: a cross-validated
+    blend of its class frequencies and equally likely classes, then as floor."""
     prior_smoothing: ft.PositiveFloat = 1e-4
-    """Added to every class frequency of the prior."""
+    """Added to every class frequency of the prior; with pseudo_count, a number of examples of every
+    class."""
     evaluate_min_class_count: ft.PositiveInt = 3
     """At evaluation, a class with fewer training examples takes its mean from the server."""
+    evaluate_drop_last: Annotated[
+        bool, ft.AsReleased("evaluation loses the examples of a last, shorter batch")
+    ] = False
+    """Whether evaluation leaves out the examples that do not fill a batch."""
 
     @property
     def is_scale_free(self) -> bool:
@@ -279,8 +291,13 @@ class PFedFDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         key: ft.Key,
     ) -> Personal:
         """Estimate and blend the Gaussian with the features of the global body, in one pass."""
+        # one pass without gradients, over whole batches only where C is followed
         shared = download.shared
-        features = self.table(task, shared.body, data.train, key)
+        examples = data.train
+        if self.evaluate_drop_last:
+            examples = _whole_batches(examples, task.training.batch_size, key)
+
+        features = self.table(task, shared.body, examples, key)
         prior = self._class_prior(data.info.class_counts)
         last = state if isinstance(state, ClientState) else _first_state()
         blend = self._blend(
@@ -295,6 +312,11 @@ class PFedFDA(GaussianClassifier[ClientState | tuple[()], Personal]):
 
     def _class_prior(self, class_counts: Tensor) -> Tensor:
         """Estimate a client's class prior (classes,) from its counts."""
+        if self.prior == "pseudo_count":
+            counts = class_counts.double() + self.prior_smoothing
+            return counts / counts.sum()
+        if self.prior == "blend":
+            return gaussian.smooth_prior(blend_frequencies(class_counts), self.prior_smoothing)
         return gaussian.smooth_prior(class_counts, self.prior_smoothing)
 
     def _blend(
@@ -405,3 +427,10 @@ def _first_state() -> ClientState:
 def _repeats(features: ft.ExampleSet, info: ft.ClientInfo) -> Tensor:
     """Return how often an example of a client is in a table of features, (); at least 1."""
     return (features.weight.sum() / info.num_train.clamp_min(1)).clamp_min(1).double()
+
+
+def _whole_batches(examples: ft.ExampleSet, batch_size: int, key: ft.Key) -> ft.ExampleSet:
+    """Leave out, at random, the examples that do not fill a batch, unless there is no other."""
+    count = examples.size()
+    size = torch.clamp(count, 1, batch_size or None)
+    return examples.keep(count // size * size, key.fold("drop"))
