@@ -70,7 +70,8 @@ VARIANTS = {
             "head_lr": 1e-5,
             "head_steps": 1,
         },  # a lone client is at the global head: more diverge
-        {"onboard_rounds": 2},
+        {"prediction_draws": 3, "evaluated_body": "global"},
+        {"onboard_body": True, "onboard_rounds": 2},
     ],
 }
 """Options worth trying besides the defaults."""

@@ -147,7 +147,7 @@ def assert_personal(recorder, federation, round, client, algorithm, body, w, pos
     examples."""
     personal, diagnostics, scores = recorder.visit(round, "personalize", client).output
     own = posteriors.get(client) or first_posterior(w, algorithm.initial_scale)
-    expected = bodies.get(client, body)
+    expected = bodies.get(client, body) if algorithm.evaluated_body == "local" else body
     harness.assert_close(personal.body, expected, TOLERANCE)
     harness.assert_close(personal.head, dict(zip(HEAD, own.mean)), TOLERANCE)
     harness.assert_close(personal.deviation, dict(zip(HEAD, vem.deviations(own.raw))), TOLERANCE)
@@ -162,6 +162,7 @@ def assert_personal(recorder, federation, round, client, algorithm, body, w, pos
 EVERYBODY = {1: [0, 1], 2: [0, 1]}
 OPTIONS = [
     {},
+    {"evaluated_body": "global"},
     {"draws": 1, "head_steps": 3, "initial_scale": 0.3},
     {"confidence": "uncertainty"},
     {"confidence": "deviation", "head_steps": 2, "initial_scale": 0.1, "head_lr": 0.01},

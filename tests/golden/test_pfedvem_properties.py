@@ -10,13 +10,14 @@ import torch
 from fedtailor.algorithms.pfedvem import ClientState, PFedVEM, ServerState
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
 from fedtailor.core.task import Task, Training
 from fedtailor.models.networks import mlp
 from fedtailor.statistics.gaussian_heads import HeadPosterior
 from golden import harness
-from golden.network import BODY
+from golden.network import BODY, log_softmax
 
 STILL = Training(epochs=0)
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
@@ -112,25 +113,61 @@ def test_a_body_that_diverges_is_that_of_the_server():
     )
 
 
-def test_a_new_client_takes_rounds_of_its_own(recorder):
-    """As a known client whose server stays still, and whose body does not train."""
+def test_sampled_predictions_average_probabilities(recorder):
+    federation = harness.make_federation()
+    algorithm = PFedVEM(training=TRAINING, prediction_draws=7)
+    recorder.run(algorithm, federation)
+    for client in federation.roster.known:
+        personal, _, scores = recorder.visit(2, "personalize", client).output
+        x, y = harness.examples(federation, client, "test")
+        z = np.maximum(
+            x @ personal.body["hidden.weight"].numpy().T + personal.body["hidden.bias"].numpy(), 0
+        )
+        assert personal.noise.shape == (7, 15)
+        total = 0
+        for noise in personal.noise:
+            weight = personal.head["head.weight"] + personal.deviation["head.weight"] * noise[
+                :12
+            ].reshape(3, 4)
+            bias = personal.head["head.bias"] + personal.deviation["head.bias"] * noise[12:]
+            total = total + np.exp(log_softmax(z @ weight.numpy().T + bias.numpy()))
+        given = algorithm.predict(federation.common_task, personal, torch.from_numpy(x))
+        harness.assert_close(given, np.log(total / 7))
+        assert float(scores["clients"].loss_sum) == pytest.approx(
+            -np.log(total[np.arange(6), y] / 7).sum()
+        )
+    first, second = (recorder.visit(2, "personalize", client).output[0].noise for client in (0, 1))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("trains_body", [False, True])
+def test_a_new_client_takes_rounds_of_its_own(recorder, trains_body):
+    """As a known client whose server stays still; with the body only if asked to."""
     federation = harness.make_federation((*harness.LABELS, [0, 2, 2, 1, 0, 2, 0]), num_new=1)
-    algorithm = PFedVEM(training=TRAINING, onboard_rounds=2)
+    algorithm = PFedVEM(training=TRAINING, onboard_rounds=2, onboard_body=trains_body)
     recorder.run(algorithm, federation)
     visit = recorder.visit(2, "personalize", 2)
-    assert len(visit.plans) == 2 and (1, "train", 2) not in recorder.visits
+    assert len(visit.plans) == (4 if trains_body else 2) and (1, "train", 2) not in recorder.visits
     shared = visit.shared
-    assert all(torch.equal(visit.output[0].body[name], shared.body[name]) for name in BODY)
+    same = all(torch.equal(visit.output[0].body[name], shared.body[name]) for name in BODY)
+    assert same != trains_body
     task, data = federation.common_task, federation.data(2)
     key = new_key(1, client=2)
     taken = sum(map(len, visit.plans))
     given, steps = algorithm.onboard(algorithm.bind(task), Download(shared), data.info, data, key)
     assert int(steps) == int(visit.output[1]["steps"]) == taken
-    known = replace(algorithm, training=STILL)
-    state = known.init_client(task, data.info, key)
+    section = TRAINING if trains_body else STILL
+    known = replace(algorithm, training=section)
+    state, moved = known.init_client(task, data.info, key), shared
     for number in range(2):
         state = known.local_update(
-            known.bind(task), Download(shared), state, data, key.fold(number)
+            known.bind(task), Download(moved), state, data, key.fold(number)
         ).state
+        moved = moved._replace(body=state.body)
     for path, leaf in tree.paths(given).items():
         harness.assert_close(leaf, tree.paths(state)[path].numpy())
+
+
+def test_a_body_that_nobody_would_use_is_refused():
+    with pytest.raises(ConfigError, match=r"onboard_body trains a body that .*evaluated_body"):
+        PFedVEM(onboard_body=True, evaluated_body="global")

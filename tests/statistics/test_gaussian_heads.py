@@ -93,6 +93,10 @@ def test_losses_and_probabilities_are_averaged_over_heads():
         rtol=1e-12,
         atol=0,
     )
+    mean = torch.stack([row.softmax(1) for row in logits]).mean(0)
+    torch.testing.assert_close(
+        gaussian_heads.mean_log_probabilities(task, drawn, z).exp(), mean, rtol=1e-12, atol=0
+    )
 
 
 def test_draws_of_a_whole_model_pass_buffers_on_and_have_dropout_of_their_own():

@@ -25,8 +25,9 @@ leaves open:
   receives first, with ``initial_scale`` for its deviations and rho.
 * The personal model is the client's own body and m_j from before aggregation, as in C (P:
   unspecified). So ``local`` after the last round is P's PM, and ``personalize`` returns the same
-  model; ``global`` is P's GM. A client that never trained gets the global model. Predictions use
-  m_j.
+  model (``evaluated_body`` = "global" takes the aggregated body); ``global`` is P's GM. A client
+  that never trained gets the global model. Predictions use m_j; with ``prediction_draws`` they
+  average the probabilities of drawn heads.
 * C averages at least two uploads per round (P: any number): ``federation.min_clients`` = 2.
 * ``confidence`` = "uncertainty" or "deviation" keeps one term of eq. 8, in the divergence as in the
   aggregation (P: "in the confidence value"). The first round has rho = ``initial_scale`` all the
@@ -41,7 +42,8 @@ leaves open:
   moves body and head.
 * With ``federation.train`` = "cohort" the cohort alone trains: an approximation for many clients.
 * A new client (P, C: not treated) starts like any other and takes ``onboard_rounds`` M- and E-steps
-  under the global body; with 0 rounds it gets the global model.
+  under the global body, which it trains too with ``onboard_body``; with 0 rounds it gets the global
+  model.
 """
 
 from __future__ import annotations
@@ -68,19 +70,20 @@ class ServerState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """Posterior of the head, body of the last training, 1 once trained."""
+    """Posterior of the head, body of the last training (() if not evaluated), 1 once trained."""
 
     posterior: gaussian_heads.HeadPosterior
-    body: ft.Params
+    body: ft.Params | tuple[()]
     trained: Tensor
 
 
 class Personal(NamedTuple):
-    """A client's model: body, and Gaussian over its head."""
+    """A client's model: body, Gaussian over its head, noise (draws, D) if predictions draw any."""
 
     body: ft.Params
     head: ft.Params
     deviation: ft.Params
+    noise: Tensor | tuple[()]
 
 
 class Confidence(NamedTuple):
@@ -93,9 +96,10 @@ class Confidence(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The results of a client's round: its state, and metrics."""
+    """The results of a client's round: its state, its body, and metrics."""
 
     state: ClientState
+    body: ft.Params
     metrics: dict[str, Tensor]
 
 
@@ -152,13 +156,30 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
     confidence: Literal["both", "uncertainty", "deviation"] = "both"
     """Terms of the confidence: variance of the posterior, its distance from the global head, or
     both."""
+    evaluated_body: Literal["local", "global"] = "local"
+    """The body of a client's personal model: that of its own last training, or the server's."""
+    prediction_draws: ft.NonNegativeInt = 0
+    """Heads whose probabilities are averaged for a prediction; 0: the mean head predicts."""
     onboard_rounds: ft.NonNegativeInt = 1
     """Rounds of a new client on its own data."""
+    onboard_body: bool = False
+    """Whether a new client trains the body too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.onboard_body and self.evaluated_body == "global":
+            raise ft.ConfigError(
+                "algorithm.onboard_body trains a body that algorithm.evaluated_body 'global' does "
+                "not use.",
+                key="algorithm.onboard_body",
+                allowed=[False],
+                got=True,
+            )
 
     @property
     def onboarding(self) -> list[ft.Adaptation]:
-        """Take rounds under the global body."""
-        return [ft.FineTuning("head", rounds=self.onboard_rounds)]
+        """Take rounds under the global body, or of the body too."""
+        return [ft.FineTuning("all" if self.onboard_body else "head", rounds=self.onboard_rounds)]
 
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare body and head."""
@@ -187,7 +208,10 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         r = gaussian_heads.raw_of(self.initial_scale)
         raw = {name: torch.full_like(leaf, r) for name, leaf in mean.items()}
         posterior = gaussian_heads.HeadPosterior(mean, raw)
-        return ClientState(posterior, task.pick(model, *ft.BODY), torch.zeros(()))
+
+        # a body of its own only where that is evaluated
+        body = task.pick(model, *ft.BODY) if self.evaluated_body == "local" else ()
+        return ClientState(posterior, body, torch.zeros(()))
 
     def local_update(
         self,
@@ -201,10 +225,10 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         started = _started(download.shared, state)
         done = self._round(task, download.shared, started, data, key, train_body=True)
         posterior = done.state.posterior
-        personal = Personal(done.state.body, posterior.mean, posterior.deviation())
+        personal = self._personal(done.body, posterior, key)
 
         upload = {
-            "body": ft.Mean(done.state.body, data.info.num_train),
+            "body": ft.Mean(done.body, data.info.num_train),
             "head": ft.Mean(posterior.mean, done.metrics["confidence"]),
         }
         return ft.ClientUpdate(done.state, upload, personal=personal, metrics=done.metrics)
@@ -212,7 +236,11 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
     def global_model(self, task: ft.Task, server: ServerState) -> Personal:
         """Return the body with the global head, as if that were certain."""
         zeros = tree.map(torch.zeros_like, server.head)
-        return Personal(server.body, server.head, zeros)
+        noise: Tensor | tuple[()] = ()
+        if self.prediction_draws:
+            noise = torch.zeros(self.prediction_draws, gaussian_heads.head_size(zeros))
+
+        return Personal(server.body, server.head, zeros, noise)
 
     def onboard(
         self,
@@ -227,8 +255,13 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         state = _started(shared, self.init_client(task, info, key))
         steps = torch.zeros((), dtype=torch.int64)
         for number in range(self.onboard_rounds):
-            done = self._round(task, shared, state, data, key.fold(number), train_body=False)
+            done = self._round(
+                task, shared, state, data, key.fold(number), train_body=self.onboard_body
+            )
+
+            # the next round continues from the posterior, and perhaps the body, of this one
             state = done.state
+            shared = shared._replace(body=done.body)
             steps = steps + done.metrics["steps"]
 
         return ft.Onboarded(state, steps)
@@ -243,16 +276,21 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
     ) -> Personal:
         """Return the client's own body and posterior; the global model where it never trained."""
         started = _started(download.shared, state)
-        posterior = started.posterior
-        return Personal(started.body, posterior.mean, posterior.deviation())
+        body = started.body if isinstance(started.body, dict) else download.shared.body
+        return self._personal(body, started.posterior, key)
 
     def features(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
         """Return the features of the body."""
         return ft.predict_features(task, personal.body, x)
 
     def predict(self, task: ft.Task, personal: Personal, x: Tensor) -> Tensor:
-        """Return logits of the mean head."""
-        return task.model.head(personal.head, self.features(task, personal, x))
+        """Return logits of the mean head, or log-probabilities averaged over drawn heads."""
+        z = self.features(task, personal, x)
+        if not isinstance(personal.noise, Tensor):
+            return task.model.head(personal.head, z)
+
+        heads = gaussian_heads.draw_heads(personal.head, personal.deviation, personal.noise)
+        return gaussian_heads.mean_log_probabilities(task, heads, z)
 
     def diagnostics(self, task: ft.Task, personal: Personal) -> dict[str, Tensor]:
         """Record the mean variance of the posterior, and the largest entry of its mean."""
@@ -302,8 +340,10 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
             metrics["loss"] = trained.loss
             metrics["body_restored"] = 1.0 - is_sound.float()
 
-        new_state = ClientState(posterior, body, torch.ones(()))
-        return Round(new_state, metrics)
+        # a body of its own only where that is evaluated
+        body_in_state = body if isinstance(state.body, dict) else ()
+        new_state = ClientState(posterior, body_in_state, torch.ones(()))
+        return Round(new_state, body, metrics)
 
     def _train_posterior(
         self,
@@ -346,10 +386,20 @@ class PFedVEM(ft.Algorithm[ServerState, ClientState, Personal]):
         variance = variance.clamp(min=_LEAST_VARIANCE)
         return Confidence(1.0 / variance, variance.sqrt(), uncertainty, deviation)
 
+    def _personal(
+        self, body: ft.Params, posterior: gaussian_heads.HeadPosterior, key: ft.Key
+    ) -> Personal:
+        noise: Tensor | tuple[()] = ()
+        if self.prediction_draws:
+            shape = (self.prediction_draws, gaussian_heads.head_size(posterior.mean))
+            noise = ft.normal(key.fold("predict"), shape)
+        return Personal(body, posterior.mean, posterior.deviation(), noise)
+
 
 def _started(shared: ServerState, state: ClientState) -> ClientState:
     """Return the state, in which a client that has not trained yet starts from what it received."""
     posterior = state.posterior._replace(mean=shared.head)
-    fresh = ClientState(posterior, shared.body, state.trained)
+    body = shared.body if isinstance(state.body, dict) else ()
+    fresh = ClientState(posterior, body, state.trained)
     started: ClientState = tree.where(state.trained > 0, state, fresh)
     return started

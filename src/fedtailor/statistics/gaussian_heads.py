@@ -96,6 +96,12 @@ def logits_of_heads(task: Task, heads: Params, z: Tensor) -> Tensor:
     return logits
 
 
+def mean_log_probabilities(task: Task, heads: Params, z: Tensor) -> Tensor:
+    """Return the logarithms (n, classes) of the probabilities, averaged over several heads."""
+    log_probs = torch.log_softmax(logits_of_heads(task, heads, z), -1)
+    return log_probs.logsumexp(0) - math.log(log_probs.shape[0])
+
+
 def expected_losses(
     task: Task, mean: Params, deviation: Params, z: Tensor, labels: Tensor, key: Key, draws: int
 ) -> Tensor:
