@@ -9,6 +9,7 @@ from fedtailor.algorithms import _beta_search
 from fedtailor.algorithms.pfedfda import PFedFDA
 from fedtailor.core.task import Training
 from golden import compare, fda, harness
+from marks import quick
 
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
 
@@ -47,7 +48,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(
-    ("options", "prior"), OPTIONS, ids=["floor", "pseudo-count", "blend", "blend-floor"]
+    ("options", "prior"),
+    quick(OPTIONS, *OPTIONS[2:]),
+    ids=["floor", "pseudo-count", "blend", "blend-floor"],
 )
 def test_two_rounds(recorder, monkeypatch, options, prior):
     monkeypatch.setattr(fda, "prior", prior)
