@@ -16,7 +16,7 @@ from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.experiment.reader import SCHEMA_VERSION
 from fedtailor.report import compare, read_methods
 from fedtailor.report.comparison import BESIDE_ACCURACY, FIGURES, SIGNIFICANT
-from fedtailor.report.statistics import RESAMPLES, Outcomes, bootstrap_interval
+from fedtailor.report.statistics import MOST_EXACT, RESAMPLES, Outcomes, bootstrap_interval
 from written_runs import write_run, write_seeds
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "comparing.md"
@@ -460,6 +460,6 @@ def test_the_page_names_every_figure_and_what_is_significant():
     text = PAGE.read_text()
     rows = re.findall(r"^\| ([\w ]+) \| the (?:mean|share)", text, re.MULTILINE)
     assert rows == list(FIGURES.values())
-    assert f"below {SIGNIFICANT}" in text
+    assert f"below {SIGNIFICANT}" in text and f"up to {MOST_EXACT} clients" in text
     assert f"{RESAMPLES:,} times" in text and SIGNIFICANT < 2 / 2**5  # five clients are too few
     assert all(f"`{metric}`" in text for metric in CLIENT_METRICS)

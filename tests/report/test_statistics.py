@@ -76,30 +76,34 @@ def test_one_client_has_no_bootstrap_interval_and_equal_ones_have_no_width():
     assert bootstrap_interval([0.1] * 7) == (0.1, 0.1)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 20, 50, 300])
+@pytest.mark.parametrize("count", [1, 2, 5, 20, 50])
 def test_wilcoxon_without_ties_is_the_exact_test_of_scipy(count):
     values = gaps(count)
     expected = stats.wilcoxon(values, method="exact")
     found = wilcoxon(values)
     assert (found.statistic, found.p_value) == pytest.approx(
-        (expected.statistic, expected.pvalue), rel=0, abs=1e-11
+        (expected.statistic, expected.pvalue), **EXACT
     )
+    assert found.method == "exact" and found.num_different == count
 
 
 @pytest.mark.parametrize("decimals", [15, 1])
 def test_wilcoxon_of_many_clients_is_the_normal_approximation_of_scipy(decimals):
-    values = gaps(600, decimals=decimals)
+    values = gaps(200, decimals=decimals)
+    different = [value for value in values if value]
     expected = stats.wilcoxon(values, zero_method="wilcox", correction=False, method="asymptotic")
     found = wilcoxon(values)
     assert (found.statistic, found.p_value) == pytest.approx(
         (expected.statistic, expected.pvalue), **EXACT
     )
+    assert found.method == "normal" and found.num_different == len(different) > 50
 
 
 @given(VALUES)
 def test_wilcoxon_with_ties_counts_all_signs(values):
     different = np.array([value for value in values if value])
     found = wilcoxon(values)
+    assert found.num_different == len(different)
     if len(different):
         ranks = stats.rankdata(np.abs(different))
         smaller = min(ranks[different > 0].sum(), ranks[different < 0].sum())
@@ -111,11 +115,7 @@ def test_wilcoxon_with_ties_counts_all_signs(values):
 
 
 def test_wilcoxon_of_equal_scores_finds_nothing():
-    assert wilcoxon([0.0, 0.0]) == Wilcoxon(0.0, 1.0)
-
-
-def test_wilcoxon_of_many_clients_that_agree_is_exact():
-    assert wilcoxon([0.1 * (1 + client) for client in range(60)]) == Wilcoxon(0.0, 2.0 / 2**60)
+    assert wilcoxon([0.0, 0.0]) == Wilcoxon(0.0, 1.0, "exact", 0)
 
 
 def test_rounding_breaks_no_ties():

@@ -174,11 +174,7 @@ def sign_flip_p_value(sums: np.ndarray) -> float:
         >>> sign_flip_p_value(np.array([1, 1, 1, 1, 0, -1]))
         0.375
     """
-    return flipped_p_value(_in_steps(sums))
-
-
-def flipped_p_value(steps: np.ndarray) -> float:
-    """Return the p-value of :func:`sign_flip_p_value` for whole numbers (n,), none of them 0."""
+    steps = _in_steps(sums)
     sizes, counts = np.unique(np.abs(steps), return_counts=True)
     total = abs(int(steps.sum()))
     if total == 0:
@@ -197,10 +193,7 @@ def flipped_p_value(steps: np.ndarray) -> float:
 
     probability = np.fft.irfft(transform, length)[: largest + 1]  # of the totals 0, 1, ...
     at_least = float(probability[total:].clip(0.0).sum())
-
-    # Rounding leaves less than the chance of the measured signs and of their opposites.
-    least = 2.0 * 0.5 ** len(steps)
-    return min(1.0, max(least, round(2 * at_least, 12)))
+    return min(1.0, round(2 * at_least, 12))
 
 
 def _in_steps(sums: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,8 @@ LEVEL = 0.95
 """Of intervals."""
 RESAMPLES = 10_000
 """Resamples of a bootstrap interval."""
+MOST_EXACT = 50
+"""Clients that differ, up to which the Wilcoxon test counts all signs of the ranks."""
 DECIMALS = 12
 """Differences that agree to this many decimal places are ties: shares of equal examples need not be
 equal floats."""
@@ -42,6 +44,9 @@ class Wilcoxon(NamedTuple):
     statistic: float
     """The smaller one of the sums of the ranks of positive and of negative differences."""
     p_value: float
+    method: Literal["exact", "normal"]
+    num_different: int
+    """Clients whose difference is not 0. The others do not count."""
 
 
 class Outcomes(NamedTuple):
@@ -137,29 +142,53 @@ def bootstrap_interval(
 def wilcoxon(gaps: Sequence[float]) -> Wilcoxon:
     """Test whether differences are symmetric around 0: the two-sided Wilcoxon signed-rank test.
 
-    Differences of 0 are left out. Equal ones share the mean of their ranks. The p-value is exact,
-    with equal ones too: it counts every way to give signs to the ranks. Only beyond 361 differences
-    it is that of the normal approximation with the correction for ties, without the correction for
-    continuity.
+    Differences of 0 are left out. Equal ones share the mean of their ranks. If at most
+    ``MOST_EXACT`` differ from 0, the p-value is exact, with equal ones too: it counts every way to
+    give signs to the ranks. Otherwise it is that of the normal approximation with the correction
+    for ties, without the correction for continuity.
 
     Args:
         gaps: the differences, from :func:`differences`. If all are 0, the p-value is 1.
 
     Example:
         >>> wilcoxon([0.1, 0.2, 0.3, 0.4, 0.0])
-        Wilcoxon(statistic=0.0, p_value=0.125)
+        Wilcoxon(statistic=0.0, p_value=0.125, method='exact', num_different=4)
     """
     import numpy as np
-    from scipy.stats import rankdata
 
-    from fedtailor.experiment.paired import flipped_p_value
+    different = np.array([gap for gap in gaps if gap != 0], np.float64)
+    count = len(different)
+    if count == 0:
+        return Wilcoxon(0.0, 1.0, "exact", 0)
+
+    from scipy import stats
+
+    if count > MOST_EXACT:
+        # The stubs lack this method.
+        test = stats.wilcoxon(different, method="asymptotic")  # type: ignore[call-overload]
+        return Wilcoxon(float(test.statistic), float(test.pvalue), "normal", count)
 
     # Twice the ranks are whole numbers, also where equal differences share a rank.
-    different = np.array([gap for gap in gaps if gap != 0], np.float64)
-    doubled = np.rint(2 * rankdata(np.abs(different))).astype(np.int64)
-    signed = np.where(different > 0, doubled, -doubled)
-    smaller = (int(doubled.sum()) - abs(int(signed.sum()))) / 4
-    return Wilcoxon(smaller, flipped_p_value(signed))
+    doubled = np.rint(2 * stats.rankdata(np.abs(different))).astype(np.int64)
+    positive = int(doubled[different > 0].sum())
+    smaller = min(positive, int(doubled.sum()) - positive)
+    at_most = float(_signed_rank_distribution(doubled)[: smaller + 1].sum())
+
+    return Wilcoxon(smaller / 2, min(1.0, 2 * at_most), "exact", count)
+
+
+def _signed_rank_distribution(doubled: np.ndarray) -> np.ndarray:
+    """Return the probability of every sum of positive doubled ranks, if signs are fair coins."""
+    import numpy as np
+
+    probability = np.zeros(int(doubled.sum()) + 1)
+    probability[0] = 1.0
+    for rank in doubled.tolist():
+        shifted = np.zeros_like(probability)
+        shifted[rank:] = probability[: len(probability) - rank]
+        probability = (probability + shifted) / 2
+
+    return probability
 
 
 def joint_p_values(gaps: np.ndarray, *, draws: int = RESAMPLES) -> np.ndarray:

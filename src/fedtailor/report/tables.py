@@ -33,7 +33,7 @@ from fedtailor.report.worth_it import worth_it_tables
 
 _TEST_COLUMNS = (
     *("both", "missing", "difference", "interval_low", "interval_high"),
-    *("wilcoxon_statistic", "wilcoxon_p_value", "holm_p_value"),
+    *("wilcoxon_statistic", "wilcoxon_p_value", "wilcoxon_method", "holm_p_value"),
     *("wins", "ties", "losses"),
 )
 """Columns of a CSV file about the test of a seed."""
@@ -320,7 +320,7 @@ def _csv_test(test: PairedTest) -> dict[str, Any]:
     low, high = test.interval or (None, None)
     cells = (
         *(test.clients, test.missing, test.difference, low, high),
-        *(test.wilcoxon.statistic, test.wilcoxon.p_value),
+        *(test.wilcoxon.statistic, test.wilcoxon.p_value, test.wilcoxon.method),
         *(test.holm_p_value, test.wins, test.ties, test.losses),
     )
 
