@@ -9,7 +9,7 @@ waited for once. On the CPU none of these does anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
@@ -17,8 +17,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedtailor.core import tree
 from fedtailor.core.options import wrong_value
-from fedtailor.core.torch_private import tensors_in, tree_map_only
 
 T = TypeVar("T")
 
@@ -57,21 +57,21 @@ def _placed(device: torch.device) -> Iterator[None]:
 
 
 def to_device(value: T, device: torch.device) -> T:
-    """Return nested dictionaries, tuples and lists with their tensors on a device.
+    """Return nested mappings, tuples and lists with their tensors on a device.
 
     What lies there is not copied.
     """
     if device == HOST and not _others:
         return value
     _others.add(device)
-    leaves = tensors_in(value)
+    leaves = _tensors(value)
     if all(leaf.device == device for leaf in leaves):
         return value
-    return _with_tensors(value, _copied_at_once(leaves, device))
+    return _replaced(value, iter(_copied_at_once(leaves, device)))
 
 
 def to_host(value: T, why: str) -> T:
-    """Return nested dictionaries, tuples and lists with their tensors on the host.
+    """Return nested mappings, tuples and lists with their tensors on the host.
 
     Each keeps its layout in memory.
 
@@ -82,11 +82,11 @@ def to_host(value: T, why: str) -> T:
     """
     if not _others:
         return value
-    leaves = tensors_in(value)
+    leaves = _tensors(value)
     if all(leaf.device == HOST for leaf in leaves):
         return value
     with torch.profiler.record_function(f"to the host: {why}"):
-        return _with_tensors(value, _copied_at_once(leaves, HOST))
+        return _replaced(value, iter(_copied_at_once(leaves, HOST)))
 
 
 def find(name: str) -> torch.device:
@@ -145,11 +145,29 @@ def available() -> list[str]:
     return ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
 
 
-def _with_tensors(value: T, tensors: list[Tensor]) -> T:
-    """Return the same structure with other tensors, in order."""
-    remaining = iter(tensors)
-    replaced: T = tree_map_only(Tensor, lambda _: next(remaining), value)
-    return replaced
+def _tensors(value: object) -> list[Tensor]:
+    """Return the tensors of nested mappings, tuples and lists, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [leaf for child in value.values() for leaf in _tensors(child)]
+    if isinstance(value, tuple | list):
+        return [leaf for child in value for leaf in _tensors(child)]
+    return []
+
+
+def _replaced(value: T, leaves: Iterator[Tensor]) -> T:
+    """Return the same structure with other tensors, taken in order."""
+    result: object = value
+    if isinstance(value, Tensor):
+        result = next(leaves)
+    elif isinstance(value, Mapping):
+        result = {name: _replaced(child, leaves) for name, child in value.items()}
+    elif isinstance(value, tuple | list):
+        children = [_replaced(child, leaves) for child in value]
+        result = children if isinstance(value, list) else tree.tuple_like(value, children)
+
+    return result  # type: ignore[return-value]
 
 
 def _copied_at_once(leaves: list[Tensor], device: torch.device) -> list[Tensor]:

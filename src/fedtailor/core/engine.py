@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.task import Task
-from fedtailor.core.torch_private import tree_leaves, tree_map_only
 
 Program = Callable[[Task, Any, Any], Any]
 """``program(task, common, inputs) -> output``: a pure function; common and inputs are trees of
@@ -176,7 +175,11 @@ def cut(value: Any, count: int) -> Any:
 
 def holds_examples(value: Any) -> bool:
     """Return whether any part is marked."""
-    return any(map(_is_marked, tree_leaves(value, is_leaf=_is_marked)))
+    if isinstance(value, PerExample):
+        return True
+    if isinstance(value, Mapping):
+        return any(holds_examples(child) for child in value.values())
+    return isinstance(value, tuple) and any(holds_examples(child) for child in value)
 
 
 def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -184,11 +187,14 @@ def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
     All other parts of a program's output stay as they are.
     """
-    return tree_map_only(PerExample, partial(tree.map, function), value, is_leaf=_is_marked)
-
-
-def _is_marked(value: Any) -> bool:
-    return isinstance(value, PerExample)
+    if isinstance(value, PerExample):
+        return tree.map(function, value)
+    if isinstance(value, Mapping):
+        return {name: _map_marked(function, child) for name, child in value.items()}
+    if isinstance(value, tuple):
+        children = [_map_marked(function, child) for child in value]
+        return tree.tuple_like(value, children)
+    return value
 
 
 def physical_cores() -> int:

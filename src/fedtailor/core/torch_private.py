@@ -27,11 +27,6 @@ foreach_mul = torch._foreach_mul
 """The products of many tensors with one number, in one call."""
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of nested dictionaries, tuples and lists, in order."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
 def is_transformed() -> bool:
     """Return whether PyTorch transforms the program, as ``vmap`` does.
 

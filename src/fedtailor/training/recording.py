@@ -26,7 +26,7 @@ from fedtailor.core.torch_private import (
     memory_of,
     runs_on_cpu,
     schema_of,
-    tensors_in,
+    tree_leaves,
     tree_map_only,
     unobserved,
 )
@@ -127,7 +127,7 @@ class _Step(NamedTuple):
 
         # An argument that was passed by position is None by name.
         written = [value for argument, value in positional + named if argument.is_write]
-        return tensors_in(written)
+        return _tensors(written)
 
     def call(self) -> Callable[[], Any]:
         """Return a call that runs the operation into the same memory, after trying it once.
@@ -208,7 +208,7 @@ def _copy(made: Tensor, function: Callable[[], Tensor]) -> None:
 
 
 def _copy_all(made: list[Tensor], function: Callable[[], Any]) -> None:
-    for tensor, result in zip(made, tensors_in(function()), strict=True):
+    for tensor, result in zip(made, _tensors(function()), strict=True):
         tensor.copy_(result)
 
 
@@ -225,11 +225,11 @@ class _NoHostReads(TorchFunctionMode):
 
 def _reads_values(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
     """Return whether a function turned the values of tensors into something of Python."""
-    if func in _SPLITS and tensors_in((args[1:], kwargs)):
+    if func in _SPLITS and _tensors((args[1:], kwargs)):
         return True
     if func.__name__ in _METADATA:
         return False
-    return bool(tensors_in((args, kwargs))) and not tensors_in(result)
+    return bool(_tensors((args, kwargs))) and not _tensors(result)
 
 
 class _Recorder(TorchDispatchMode):
@@ -264,8 +264,8 @@ class _Recorder(TorchDispatchMode):
 
         # Results in the memory of an argument are views, or the argument itself.
         output = func(*args, **kwargs)
-        arguments = {memory_of(tensor) for tensor in tensors_in((args, kwargs))}
-        results = [tensor for tensor in tensors_in(output) if memory_of(tensor) not in arguments]
+        arguments = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
+        results = [tensor for tensor in _tensors(output) if memory_of(tensor) not in arguments]
         made = _fixed_views(results)
         self._count_bytes(made)
         self.read |= arguments
@@ -313,6 +313,10 @@ class _Recorder(TorchDispatchMode):
 def _fixed_views(tree: Any) -> Any:
     """Return the tree with its tensors as views of the same memory, whose shapes stay fixed."""
     return tree_map_only(Tensor, Tensor.detach, tree)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 # The operations that a recording may hold. Their results depend on the values of their tensors
