@@ -97,8 +97,15 @@ def test_lines_are_objects_and_a_torn_end_is_left_out(tmp_path):
 
 def test_deep_toml_is_refused(tmp_path):
     text = "a = " + "[" * 10**4 + "]" * 10**4
-    with pytest.raises(DataError, match="is not valid TOML: maximum recursion depth"):
+    with pytest.raises(DataError, match="nested too deep"):
         parse_toml(text.encode(), tmp_path / "file")
+
+
+def test_a_key_of_many_parts_is_refused(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text(".".join(["a"] * 2000) + " = 1")
+    with pytest.raises(ConfigError, match="nested"):
+        read_toml(path)
 
 
 def test_plain_toml_is_read(tmp_path):

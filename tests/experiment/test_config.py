@@ -322,15 +322,11 @@ def test_keys_must_be_text():
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"seed = " + b"1" * 5000, "is not valid TOML: Exceeds the limit"),
-        (b"seed = " + b"[" * 100_000, "is not valid TOML: maximum recursion depth"),
-        (b"training.lr" + b".a" * 2000 + b" = 1", "training.lr must be a number"),
+        (b"seed = " + b"1" * 5000, "is not valid TOML: a number in it is too long"),
+        (b"seed = " + b"[" * 100_000, "nested too deep"),
         (b"[" + b"[" * 200 + b"{x = [" * 100, "is not valid TOML"),
         (b" " * (2**20 + 1), "has more than 1048576 bytes"),
-        (
-            b"seed = 1\n# \xff",
-            "is not valid TOML: 'utf-8' codec can't decode byte 0xff in position 11",
-        ),
+        (b"seed = 1\n# \xff", "is not valid TOML: byte 11 is not UTF-8"),
         (b"seed =", "is not valid TOML: Invalid value"),
     ],
 )

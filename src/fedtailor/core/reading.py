@@ -12,7 +12,7 @@ import os
 import stat
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -28,6 +28,8 @@ LARGEST_LINES = 2**35
 """Bytes of a file of lines."""
 _LONGEST_LINE = 2**24
 """Bytes of a line."""
+_MOST_LEVELS = 100
+"""Tables of a TOML file in one another. A dotted key opens one at every dot."""
 
 
 UNEXPECTED: tuple[type[Exception], ...] = (
@@ -192,12 +194,32 @@ def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
     """Return the values of TOML text.
 
     Raises:
-        DataError: it is not TOML; the message names the path.
+        DataError: it is not TOML, or nested too deep; the message names the path.
     """
     try:
-        return tomllib.loads(raw.decode())
-    except (ValueError, RecursionError) as reason:
-        raise DataError(f"'{path}' is not valid TOML: {reason}.", path=path) from reason
+        values = tomllib.loads(raw.decode())
+    except UnicodeDecodeError as reason:
+        raise _not_toml(path, f"byte {reason.start} is not UTF-8") from reason
+    except tomllib.TOMLDecodeError as reason:
+        raise _not_toml(path, str(reason)) from reason
+    except RecursionError as reason:
+        raise _not_toml(path, "its values are nested too deep") from reason
+    except ValueError as reason:
+        raise _not_toml(path, "a number in it is too long") from reason
+
+    # Who reads the values calls itself for every level.
+    if _is_deeper(values, _MOST_LEVELS):
+        raise _not_toml(path, "its values are nested too deep")
+    return values
+
+
+def _is_deeper(values: Mapping[str, Any], levels: int) -> bool:
+    layer = [values]
+    for _ in range(levels):
+        inner = [value for table in layer for value in table.values()]
+        layer = [value for value in inner if isinstance(value, dict)]
+
+    return bool(layer)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -205,7 +227,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Raises:
         UnreadableError: the file is missing or cannot be read.
-        ConfigError: it is not TOML, or too long.
+        ConfigError: it is not TOML, too long, or nested too deep.
     """
     try:
         return parse_toml(read_file(path, limit=LARGEST_TOML), path)
@@ -235,6 +257,10 @@ def content_of(path: Path, *others: type[Exception]) -> Iterator[None]:
         yield
     except (*UNEXPECTED, *others) as reason:
         raise damaged(path, f"{type(reason).__name__}: {reason!s:.200}") from reason
+
+
+def _not_toml(path: Path, reason: str) -> DataError:
+    return DataError(f"'{path}' is not valid TOML: {reason}.", path=path)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
