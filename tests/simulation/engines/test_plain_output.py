@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedtailor.core.engine import PerExample
+from fedtailor.simulation.engines import containment
 from fedtailor.simulation.engines.containment import plain
 
 
@@ -49,8 +50,11 @@ def test_graphs_are_cut():
         assert type(found) is torch.Tensor and not found.requires_grad
 
 
-def test_a_small_tensor_that_repeats_its_values_is_written_out():
+def test_a_small_tensor_that_repeats_its_values_is_written_out(monkeypatch):
     assert plain(torch.ones(()).expand(3, 4)).untyped_storage().nbytes() == 48
+    monkeypatch.setattr(containment, "LARGEST_EXPANDED", 40)
+    with pytest.raises(TypeError, match="repeats its values up to 48 bytes"):
+        plain(torch.ones(()).expand(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def test_a_small_tensor_that_repeats_its_values_is_written_out():
         (Pair((), torch.ones(2).to_sparse()), r"at 'second' that has the layout torch\.sparse_coo"),
         ((torch.ones(2).to("meta"),), "at '0' that is on the device meta"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, r"is of type torch\.complex64"),
-        ({"a": {b"b": ()}}, "a name at 'a' that is not text"),
+        ({"a": {b"b": ()}}, "a name of type bytes at 'a'"),
         ({"a": {"\ud800": ()}}, "at 'a'"),
     ],
 )

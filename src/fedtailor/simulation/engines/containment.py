@@ -33,10 +33,14 @@ from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
 from fedtailor.training.batches import take
 from fedtailor.training.one_client import PLAIN, StepRunner, steps_run_by
 
-_LONGEST_NAME = 500
-"""Characters of a name in a mapping."""
 LARGEST_COPY = 2**29
 """Bytes of examples that are copied. Programs with more see the data themselves."""
+_DEEPEST = 32
+"""Levels of nested values."""
+_LONGEST_NAME = 500
+"""Characters of a name in a mapping."""
+LARGEST_EXPANDED = 2**28
+"""Bytes of a tensor that repeats its values without storing them."""
 
 _TYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.bool}
@@ -108,13 +112,15 @@ def refuse_spoiled(common: Any) -> None:
         )
 
 
-def plain(value: Any, where: str = "") -> Any:
+def plain(value: Any, where: str = "", depth: int = 0) -> Any:
     """Return a copy of nested mappings and tuples with tensors in memory of their own.
 
     Raises:
         TypeError: it holds something else, or a tensor that cannot be stored; the message names the
             place.
     """
+    if depth > _DEEPEST:
+        raise TypeError(f"the output is nested more than {_DEEPEST} levels deep")
     if isinstance(value, Tensor):
         return _plain_tensor(value, where)
 
@@ -122,7 +128,7 @@ def plain(value: Any, where: str = "") -> Any:
         result = {}
         for name, child in value.items():
             _check_name(name, where)
-            result[name] = plain(child, _join(where, name))
+            result[name] = plain(child, _join(where, name), depth + 1)
         return result
 
     # NamedTuples keep their class: aggregation asks for fields by name.
@@ -130,7 +136,7 @@ def plain(value: Any, where: str = "") -> Any:
         names = getattr(type(value), "_fields", range(len(value)))
         children = []
         for name, child in zip(names, value, strict=True):
-            children.append(plain(child, _join(where, name)))
+            children.append(plain(child, _join(where, name), depth + 1))
         return type(value)(*children) if hasattr(type(value), "_fields") else tuple(children)
 
     if type(value) in _HARMLESS:
@@ -141,12 +147,15 @@ def plain(value: Any, where: str = "") -> Any:
 
 
 def _check_name(name: Any, where: str) -> None:
-    # Names become parts of files.
-    is_text = type(name) is str and len(name) <= _LONGEST_NAME and name.isprintable()
-    if not is_text and type(name) is not int:
+    if type(name) is int:
+        return
+    if type(name) is not str:
+        kind = type(name).__name__
+        raise TypeError(f"the output has a name of type {kind}{_at(where)}, which is not text")
+    if len(name) > _LONGEST_NAME or not name.isprintable():
         raise TypeError(
-            f"the output has a name{_at(where)} that is not text of at most {_LONGEST_NAME} "
-            "characters that can be printed"
+            f"the output has a name{_at(where)} that is longer than {_LONGEST_NAME} characters or "
+            "cannot be printed"
         )
 
 
@@ -162,6 +171,8 @@ def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
         problem = f"is on the device {tensor.device}"
     elif tensor.dtype not in _TYPES:
         problem = f"is of type {tensor.dtype}"
+    elif tensor.nbytes > LARGEST_EXPANDED and tensor.nbytes > tensor.untyped_storage().nbytes():
+        problem = f"repeats its values up to {tensor.nbytes} bytes"
 
     if problem:
         raise TypeError(
