@@ -27,6 +27,7 @@ BAD = [
     (["run", "--bogus"], USAGE, "--bogus"),
     (["run", "--clients", "many"], CONFIG, "data.clients must be a whole number, got 'many'."),
     (["run", "--rounds", "1.5"], CONFIG, "federation.rounds must be a whole number, got 1.5."),
+    (["run", "--rounds="], USAGE, "the value of federation.rounds is empty."),
     (["run", "one.toml", "two.toml"], USAGE, "unexpected argument 'two.toml'."),
     (["demo", "--seed", "x"], USAGE, "--seed"),
     (

@@ -451,6 +451,12 @@ fault("harmless", "asks for deterministic algorithms")(
 fault("harmless", "lowers the precision")(
     doing(lambda round: torch.set_float32_matmul_precision("medium"))
 )
+fault("harmless", "asks for TF32")(
+    doing(lambda round: setattr(torch.backends, "fp32_precision", "tf32"))
+)
+fault("harmless", "asks for products of bfloat16")(
+    doing(lambda round: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"))
+)
 fault("harmless", "leaves inference mode on")(
     doing(lambda round: torch.inference_mode().__enter__())
 )

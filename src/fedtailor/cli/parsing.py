@@ -96,7 +96,7 @@ class CommandGroup(TyperGroup):
 
 
 class LazyGroup(CommandGroup):
-    """The group of all commands. A command's module is imported when it runs, or for all's help."""
+    """The group of all commands. A module is imported for its command, or for the help of all."""
 
     commands_by_name: ClassVar[Mapping[str, str]]
     """``module:name`` below ``fedtailor.cli`` for each command, in the order of the help."""

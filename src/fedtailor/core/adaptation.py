@@ -87,7 +87,8 @@ class WithoutTraining:
 class OtherAdaptation:
     """Anything else, in the words of the method, such as ``choice among 3 models``.
 
-    It takes passes over the client's training data.
+    It takes passes over the client's training data, so runs evaluate less often;
+    :class:`WithoutTraining` is for what costs next to nothing.
     """
 
     words: str

@@ -6,7 +6,7 @@ its place, and only this module changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,3 +82,35 @@ def resizing_operators() -> tuple[Any, ...]:
         aten._upsample_bilinear2d_aa.vec,
         aten._upsample_bicubic2d_aa.vec,
     )
+
+
+_PRECISIONS = (
+    ("generic", "all"),
+    ("mkldnn", "all"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+    ("cuda", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+)
+"""Where the precision of float32 can be set: a backend and its operators, parents first. The public
+``torch.backends.mkldnn.fp32_precision`` reads its own value, but sets that of all backends."""
+
+
+def float32_precisions() -> tuple[str, ...]:
+    """Return the precision of float32 for every operation of which it can be set."""
+    return tuple(torch._C._get_fp32_precision_getter(*operation) for operation in _PRECISIONS)
+
+
+def set_float32_precisions(precisions: Sequence[str]) -> None:
+    """Set the precision of float32 for every operation where it differs from these."""
+    for operation, precision in zip(_PRECISIONS, precisions, strict=True):
+        if torch._C._get_fp32_precision_getter(*operation) == precision:
+            continue
+
+        # Follow the parent again; a value of its own only where the parent has another one.
+        torch._C._set_fp32_precision_setter(*operation, "none")
+        if torch._C._get_fp32_precision_getter(*operation) != precision:
+            torch._C._set_fp32_precision_setter(*operation, precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 
 from fedtailor.core.errors import printable
@@ -10,21 +11,39 @@ from fedtailor.report.comparison import Comparison
 from fedtailor.report.parts import NOTHING, Cell, ReportTable
 from fedtailor.report.tables import tables_of
 
-_SPECIAL = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        **{character: f"\\{character}" for character in "{}$&#_%"},
-        "^": r"\textasciicircum{}",
-        "~": r"\textasciitilde{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        **{character: f"{{{character}}}" for character in "[]*"},
-        "±": r"$\pm$",
-    }
-)
-"""Characters, and what LaTeX prints as them. After the end of a row, a bracket or a star would
-belong to it."""
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "%": r"\%",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\char34{}",
+    "`": "{`}",
+    "[": "{[}",  # after the end of a row it would begin an argument
+    "]": "{]}",
+    "*": "{*}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "µ": r"$\mu$",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "…": r"\ldots{}",
+}
+"""Characters, and what stands for them in every LaTeX, for all encodings of its text and
+fonts."""
+_LETTERS = "ßæÆœŒøØłŁı"
+_ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
+"""Letters, and accents of others, that every LaTeX since 2018 knows as they are (UTF-8)."""
 _MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 
 
@@ -32,8 +51,8 @@ def to_latex(comparison: Comparison) -> str:
     r"""Return a comparison as LaTeX tables, which need the package ``booktabs``.
 
     The tables can be read into any document with ``\input``. Warnings and notes are comments.
-    Labels cannot change the document: characters with a meaning in LaTeX are escaped. Others are as
-    they are, in UTF-8: it depends on the document whether it has, say, Chinese letters.
+    Labels cannot change the document: characters with a meaning in LaTeX are escaped; those that
+    LaTeX may not know are written by their number, as ``[U+4E2D]``.
     """
     lines = [r"% needs \usepackage{booktabs}"]
     lines += [f"% warning: {printable(sentence)}" for sentence in comparison.warnings]
@@ -49,7 +68,20 @@ def escape_latex(text: str) -> str:
     >>> escape_latex("50 % of a_b, Café")
     '50 \\% of a\\_b, Café'
     """
-    return printable(text).translate(_SPECIAL)
+    return "".join(map(_character, unicodedata.normalize("NFC", printable(text))))
+
+
+def _character(character: str) -> str:
+    """Return a character as LaTeX."""
+    if character in _SPECIAL:
+        return _SPECIAL[character]
+
+    parts = unicodedata.normalize("NFD", character)
+    is_accented = parts[0].isascii() and all(accent in _ACCENTS for accent in parts[1:])
+    if is_accented or character in _LETTERS:
+        return character
+
+    return f"{{[}}U+{ord(character):04X}{{]}}"
 
 
 def _table(table: ReportTable) -> Iterator[str]:

@@ -214,7 +214,7 @@ def page_of(
     """
     federations = federations_of(records)
     parts = ["# Leaderboard", _what_is_there(records)]
-    last = [*more, "## What is missing", *_what_is_missing(records), _HOW]
+    last = [*more, "## What is missing", *_what_is_missing(records)]
     if not federations:
         return "\n\n".join([*parts, *last])
 
@@ -426,5 +426,5 @@ def write_page(records: Mapping[str, Record], path: Path) -> Path:
     records_page = path.with_name(f"{path.stem}-records.md")
     write_whole(image, picture(figure_of(records), "png"))
     write_whole(records_page, records_page_of(records))
-    write_whole(path, page_of(records, image.name, records_page.name))
+    write_whole(path, page_of(records, image.name, records_page.name, more=[_HOW]))
     return path

@@ -28,7 +28,11 @@ from fedtailor.core import tree
 from fedtailor.core.devices import current
 from fedtailor.core.engine import Failure, Job, Program, cut
 from fedtailor.core.errors import RunError
-from fedtailor.core.torch_private import count_writes
+from fedtailor.core.torch_private import (
+    count_writes,
+    float32_precisions,
+    set_float32_precisions,
+)
 from fedtailor.simulation.programs import ClientInputs, SharedInputs, Tables
 from fedtailor.training.batches import take
 from fedtailor.training.one_client import PLAIN, StepRunner, steps_run_by
@@ -198,6 +202,7 @@ class Settings(NamedTuple):
     warn_only: bool
     matmul_precision: str
     """Empty if the precision was set by place as well: PyTorch then refuses to read it."""
+    precisions: tuple[str, ...]
     mkldnn: bool
 
     @classmethod
@@ -208,6 +213,7 @@ class Settings(NamedTuple):
             deterministic=torch.are_deterministic_algorithms_enabled(),
             warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             matmul_precision=_matmul_precision(),
+            precisions=float32_precisions(),
             mkldnn=bool(torch.backends.mkldnn.enabled),
         )
 
@@ -217,6 +223,7 @@ class Settings(NamedTuple):
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         if self.matmul_precision:
             torch.set_float32_matmul_precision(self.matmul_precision)
+        set_float32_precisions(self.precisions)
         torch.backends.mkldnn.enabled = self.mkldnn  # type: ignore[assignment]
 
     def restore(self) -> bool:

@@ -147,10 +147,10 @@ def encode_map(
         return encode(("map", program, common, gather))
     except SerializationError as error:
         function = getattr(program, "func", program)
-        what = f"the program '{function.__name__}'"
+        what = f"the program '{function.__name__}' or what it receives"
         algorithm = getattr(program, "keywords", {}).get("algorithm")
         if algorithm is not None:
-            what = f"the algorithm '{type(algorithm).__name__}'"
+            what = f"the algorithm '{type(algorithm).__name__}' or what it broadcasts"
         raise cannot_send(what, error, engine) from error
 
 
