@@ -82,24 +82,54 @@ def test_a_split_of_other_data_names_both_digests(
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "part"),
     [
-        {"clients": []},
-        {"clients": [[1, 2]]},
-        {"clients": [{"train": [1], "test": [2]}]},
-        {"clients": [{"train": "12", "val": [], "test": []}]},
-        {"clients": [{"train": [0], "val": [], "test": [1, 30]}]},
-        {"clients": [{"train": [-1], "val": [], "test": []}]},
-        {"clients": [{"train": [2**80], "val": [], "test": []}]},
-        {"options": {}},
-        {"client_names": ["a", "a"]},
-        {"client_names": ["one"]},
+        ({"clients": []}, "new_clients"),
+        ({"clients": {"0": []}}, "clients"),
+        ({"clients": [[1, 2]]}, "damaged"),
+        ({"clients": [{"train": [1], "test": [2]}]}, "val"),
+        ({"clients": [{"train": "12", "val": [], "test": []}]}, "whole numbers"),
+        ({"clients": [{"train": ["12"], "val": [], "test": []}]}, "whole numbers"),
+        ({"clients": [{"train": [12.5], "val": [], "test": []}]}, "whole numbers"),
+        ({"clients": [{"train": [True], "val": [], "test": []}]}, "whole numbers"),
+        ({"clients": [{"train": [0], "val": [], "test": [1, 30]}]}, "got 30"),
+        ({"clients": [{"train": [-1], "val": [], "test": []}]}, "got -1"),
+        ({"clients": [{"train": [2**80], "val": [], "test": []}]}, "whole numbers"),
+        ({"new_clients": 2}, "new_clients"),
+        ({"new_clients": -1}, "new_clients"),
+        ({"new_clients": True}, "new_clients"),
+        ({"new_clients": "1"}, "new_clients"),
+        ({"conditions": [5]}, "conditions"),
+        ({"conditions": "clean"}, "conditions"),
+        ({"options": {}}, "options.test"),
+        ({"options": {"test": "Own"}}, "options.test"),
+        ({"options": {"test": ["own"]}}, "options.test"),
+        ({"client_names": ["a", "a"]}, "client_names"),
+        ({"client_names": ["a", " "]}, "client_names"),
+        ({"client_names": ["one"]}, "client_names"),
+        ({"client_names": [1, 2]}, "client_names"),
+        ({"client_names": "ab"}, "client_names"),
     ],
 )
 def test_what_a_split_must_not_hold(
-    tmp_path: Path, dataset: Dataset, rows: list[ClientPositions], changes: dict[str, Any]
+    tmp_path: Path,
+    dataset: Dataset,
+    rows: list[ClientPositions],
+    changes: dict[str, Any],
+    part: str,
 ) -> None:
     path = write(tmp_path / "split.json", record_of(rows, dataset, **changes))
     with pytest.raises(DataError) as caught:
         division_of(path, dataset)
-    assert caught.value.path == str(path)
+    assert part in caught.value.message and caught.value.path == str(path)
+
+
+def test_an_unknown_policy_does_not_let_clients_share_test_examples(
+    tmp_path: Path, dataset: Dataset, rows: list[ClientPositions]
+) -> None:
+    shared = [rows[0], rows[1]._replace(test=rows[0].test)]
+    for policy, key in (("own", "data.partition"), ("Own", "data.split")):
+        record = record_of(shared, dataset, options={"test": policy})
+        with pytest.raises(DataError) as caught:
+            division_of(write(tmp_path / "split.json", record), dataset)
+        assert caught.value.key == key

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -149,17 +149,28 @@ def _from_file(dataset: Dataset, options: DataOptions) -> Division:
             raise refuse_split(path, allowed, got)
 
         positions = _read_positions(path, record["clients"], len(dataset.y))
-        # The digest of a split does not hold the names.
-        names = tuple(map(str, record["client_names"]))
-        if names and not len(names) == len(set(names)) == len(positions):
-            allowed = f"{len(positions)} different client_names, or none"
-            raise refuse_split(path, allowed, f"{len(set(names))}")
 
-        test = record["options"]["test"]
-        conditions = tuple(record["conditions"])
+    # The digest holds neither names nor options, and not that what it holds makes sense.
+    names = record["client_names"]
+    conditions = record["conditions"]
+    test = record["options"].get("test")
+    num_new = record["new_clients"]
+    policies = get_args(TestPolicy)
+    are_texts = all(type(text) is str and text.strip() for text in [*names, *conditions])
+    checks = [
+        (0 <= num_new < len(positions), f"new_clients from 0 to {len(positions) - 1}", num_new),
+        (test in policies, f"options.test to be one of {', '.join(policies)}", test),
+        (are_texts, "texts that are not empty as client_names and conditions", "others"),
+        (len(names) in (0, len(positions)), f"{len(positions)} client_names or none", len(names)),
+    ]
+    for is_right, allowed, value in checks:
+        if not is_right:
+            raise refuse_split(path, allowed, f"{value!r:.80}")
+
+    if len(set(names)) < len(names):
+        raise refuse_split(path, "different client_names", "the same one twice")
 
     # New clients are those of the file, or of the options if the file has none.
-    num_new = record["new_clients"]
     if num_new and options.num_new not in (0, num_new):
         allowed = f"{num_new}, as in the split file, or left out"
         raise wrong_value("data.new_clients", allowed, options.new_clients)
@@ -171,25 +182,31 @@ def _from_file(dataset: Dataset, options: DataOptions) -> Division:
         positions=positions,
         num_new=num_new,
         options=dataclasses.replace(options, new_clients=num_new),
-        client_names=names,
+        client_names=tuple(names),
         notes=_notes(dataset, positions),
-        test=test,
-        conditions=conditions,
+        test=cast(TestPolicy, test),
+        conditions=tuple(conditions),
     )
 
 
 def _read_positions(
     path: Path, clients: list[ClientRecord], num_rows: int
 ) -> list[ClientPositions]:
+    allowed = f"lists of whole numbers from 0 to {num_rows - 1} as positions"
     positions = []
     for client in clients:
-        parts = (client["train"], client["val"], client["test"])
-        positions.append(ClientPositions(*(np.array(part, np.int64) for part in parts)))
+        parts = [np.asarray(part) for part in (client["train"], client["val"], client["test"])]
+        for part in parts:
+            # NumPy gives an empty list the type float64.
+            if part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
+                got = f"type {part.dtype} of shape {part.shape}"
+                raise refuse_split(path, allowed, got)
 
-    rows = np.concatenate([part for client in positions for part in client])
-    if not 0 <= rows.min() <= rows.max() < num_rows:
-        allowed = f"positions from 0 to {num_rows - 1}"
-        raise refuse_split(path, allowed, f"{rows.min()} to {rows.max()}")
+            wrong = part[(part < 0) | (part >= num_rows)]
+            if len(wrong):
+                raise refuse_split(path, allowed, f"{wrong[0]}")
+
+        positions.append(ClientPositions(*(part.astype(np.int64) for part in parts)))
 
     return positions
 

@@ -6,12 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast, get_origin, get_type_hints
 
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.core.reading import content_of, read_object
+from fedtailor.core.reading import read_object
 
 
 class ClientPositions(NamedTuple):
@@ -49,6 +49,9 @@ class SplitRecord(TypedDict):
     clients: list[ClientRecord]
 
 
+_TYPES = {name: get_origin(kind) or kind for name, kind in get_type_hints(SplitRecord).items()}
+
+
 def split_digest(
     clients: list[ClientRecord], new_clients: int, conditions: Sequence[str] = ()
 ) -> str:
@@ -77,10 +80,13 @@ def read_split(path: Path) -> SplitRecord:
         DataError: the file is missing or not a split, or its positions do not have its digest.
     """
     record = read_object(path)
-    with content_of(path):
-        expected = record["split_sha256"]
-        digest = split_digest(record["clients"], record["new_clients"], record["conditions"])
+    for name, kind in _TYPES.items():
+        if type(record.get(name)) is not kind:  # True would pass as 1
+            allowed = f"a split, with '{name}' of type {kind.__name__}"
+            raise refuse_split(path, allowed, f"{record.get(name)!r:.80}")
 
+    expected = record["split_sha256"]
+    digest = split_digest(record["clients"], record["new_clients"], record["conditions"])
     if digest != expected:
         raise refuse_split(path, f"positions with the digest {expected!r:.80}", digest)
 
