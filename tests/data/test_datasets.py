@@ -17,7 +17,7 @@ from data import digit_files
 from data.digit_files import TEST, TRAIN, idx_bytes, leaf, mat_bytes
 from fedtailor.core.errors import DataError
 from fedtailor.data import files, load_dataset
-from fedtailor.data.datasets import mnist, sun397, synthetic
+from fedtailor.data.datasets import mnist, sun397, svhn, synthetic
 from fedtailor.data.pictures import square
 
 CIFAR = "cifar-10-batches-py/data_batch_1"
@@ -398,7 +398,8 @@ def test_some_domains_are_enough_and_one_is_not(
     digit_files.write_mnist(tmp_path, generator)
     with pytest.raises(DataError) as caught:
         load_dataset("digit5", tmp_path)
-    assert "USPS/usps.bz2" in caught.value.message and caught.value.key == "data.dir"
+    assert "at least two of its five domains" in caught.value.message
+    assert "USPS: USPS/" in caught.value.message and caught.value.key == "data.dir"
 
     digit_files.write_usps(tmp_path, generator)
     dataset = load_dataset("digit5", tmp_path)
@@ -649,6 +650,59 @@ def test_pictures_of_other_sizes_and_endless_files_are_refused(
     monkeypatch.setattr(mnist, "MAX_BYTES", 1000)
     with pytest.raises(DataError, match="1000"):
         load_dataset("mnist", tmp_path)
+
+
+def test_a_wrong_label_is_the_number_in_the_file(
+    tmp_path: Path, generator: np.random.Generator
+) -> None:
+    digit_files.write_idx(
+        tmp_path, generator, "EMNIST/raw/emnist-letters-{}-{}-ubyte", classes=13, first=0
+    )
+    with pytest.raises(DataError, match="from 1 to 26, got 0 at row 0"):
+        load_dataset("emnist_letters", tmp_path)
+
+    digit_files.write_har(tmp_path, generator)
+    (tmp_path / Y_TEST).write_bytes(b"1\n2\n7\n")
+    with pytest.raises(DataError, match="from 1 to 6, got 7 at row 2"):
+        load_dataset("har", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reason", "raised", "words"),
+    [
+        (MemoryError("all in use"), MemoryError, "all in use"),
+        (AssertionError("ours"), AssertionError, "ours"),
+        (NotImplementedError("matlab v7.3"), DataError, r"train_32x32\.mat.*5 to 7\.2"),
+        (TypeError("no array"), DataError, r"train_32x32\.mat.*an intact file"),
+    ],
+)
+def test_only_what_damaged_content_raises_is_said_of_the_file(
+    tmp_path: Path,
+    generator: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: Exception,
+    raised: type[Exception],
+    words: str,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise reason
+
+    digit_files.write_svhn(tmp_path, generator)
+    monkeypatch.setattr(svhn, "loadmat", fail)
+    with pytest.raises(raised, match=words):
+        load_dataset("svhn", tmp_path)
+
+
+@pytest.mark.parametrize("header", [b"{'descr': '|u1', (", b"{'descr': '|u1'}", b"'"])
+def test_a_damaged_header_of_an_array_is_refused(
+    tmp_path: Path, generator: np.random.Generator, header: bytes
+) -> None:
+    digit_files.write_mnist_m(tmp_path, generator)
+    raw = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    for content in (raw, b"PK\x03\x04" + bytes(9), b""):
+        (tmp_path / "MNIST-M/train_images.npy").write_bytes(content)
+        with pytest.raises(DataError, match=r"train_images\.npy"):
+            load_dataset("mnist_m", tmp_path)
 
 
 # The data set whose best accuracy is known.

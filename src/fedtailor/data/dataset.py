@@ -217,8 +217,10 @@ class Dataset:
         return DataError(message, key=what, allowed=allowed, got=got)
 
 
-def check_labels(labels: np.ndarray, num_classes: int, *, where: str) -> np.ndarray:
-    """Return ``labels`` (rows,) as int64 if all are whole numbers from 0 to ``num_classes`` - 1.
+def check_labels(labels: np.ndarray, num_classes: int, *, where: str, first: int = 0) -> np.ndarray:
+    """Return ``labels`` (rows,) as int64, counted from 0, if all are whole numbers in the range.
+
+    This has ``num_classes`` numbers from ``first`` on.
 
     Raises:
         DataError: a label is out of range; the message names ``where`` (a file) and the first such
@@ -227,12 +229,12 @@ def check_labels(labels: np.ndarray, num_classes: int, *, where: str) -> np.ndar
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         got = f"type {labels.dtype} of shape {labels.shape}"
     else:
-        wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+        wrong = np.flatnonzero((labels < first) | (labels >= first + num_classes))
         if not len(wrong):
-            return labels.astype(np.int64)
+            return labels.astype(np.int64) - first
 
         got = f"{labels[wrong[0]]} at row {wrong[0]}"
 
-    allowed = f"whole numbers from 0 to {num_classes - 1}"
+    allowed = f"whole numbers from {first} to {first + num_classes - 1}"
     message = f"labels of {where} must be {allowed}, got {got}."
     raise DataError(message, path=where, allowed=allowed, got=got)

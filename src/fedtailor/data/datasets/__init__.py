@@ -8,15 +8,31 @@ only SHA-256 detects a deliberate change. Addresses and checksums are from torch
 
 from __future__ import annotations
 
+import csv
 import pkgutil
+import struct
+import tokenize
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-from fedtailor.core.errors import FedtailorError
+from fedtailor.core.reading import UNEXPECTED
 
 if TYPE_CHECKING:
     from fedtailor.data.dataset import Dataset
     from fedtailor.data.files import Files
+
+_DAMAGE: tuple[type[Exception], ...] = (
+    *UNEXPECTED,
+    EOFError,
+    OSError,
+    Warning,
+    csv.Error,
+    struct.error,
+    tokenize.TokenError,
+    zlib.error,
+)
+"""What damaged content raises in readers; a lack of memory is none of it."""
 
 
 class PublishedFile(NamedTuple):
@@ -61,17 +77,15 @@ class KnownDataset(NamedTuple):
         """Import the reader, and read the files.
 
         Raises:
-            DataError: a file is missing or damaged. Whatever a reader raises is about the file that
-                it read last.
+            DataError: a file is missing or damaged. What damaged content raises is about the file
+                that was read last.
         """
         from fedtailor.data.files import wrong_content
 
         read = pkgutil.resolve_name(f"{__name__}.{self.reader}")
         try:
             return cast("Dataset", read(files))
-        except FedtailorError:
-            raise
-        except Exception as error:  # damaged content raises many kinds of exceptions
+        except _DAMAGE as error:
             raise wrong_content(files.last, "an intact file", error) from error
 
 

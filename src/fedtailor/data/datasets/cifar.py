@@ -100,9 +100,12 @@ def load(files: Files) -> Dataset:
 
 def _read(raw: bytes, path: Path, kinds: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return pixels (rows, 3072) and labels (rows,) of every kind from a pickled batch."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what Python 2 wrote in another way
-        batch = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what Python 2 wrote in another way
+            batch = _Unpickler(io.BytesIO(raw), encoding="latin1").load()
+    except Exception as error:  # hostile content can raise any, such as of memory that it asks for
+        raise wrong_content(path, "a pickle of arrays and lists", error) from error
 
     pixels = np.asarray(batch["data"])
     labels = {kind: np.asarray(batch[kind]) for kind in kinds}

@@ -10,10 +10,12 @@ al. 2021, "FedBN", ICLR.
 from __future__ import annotations
 
 import string
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from fedtailor.core.errors import DataError
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.files import Files, matching_files
@@ -41,7 +43,7 @@ def load(files: Files) -> Dataset:
     present = [name for name in _DOMAINS if matching_files(files.folder, DATASETS[name].files)]
     absent = [name for name in _DOMAINS if name not in present]
     if len(present) < 2:
-        raise files.missing(*(path for name in absent for path in DATASETS[name].files))
+        raise _too_few(files.folder, absent)
 
     # Each domain by the reader of its own data set.
     parts = []
@@ -72,6 +74,20 @@ def load(files: Files) -> Dataset:
         domain_names=tuple(_DOMAINS[name] for name in present),
         tested_on="synthetic",
         partial=bool(absent or incomplete),
+    )
+
+
+def _too_few(folder: Path, absent: list[str]) -> DataError:
+    """Return the error that names the missing domains and their files."""
+    missing = [f"{_DOMAINS[name]}: {' or '.join(DATASETS[name].files)}" for name in absent]
+    return DataError(
+        f"data set 'digit5': at least two of its five domains must be in {folder}. "
+        f"Missing are {'; '.join(missing)}. Give the folder that holds them with --data-dir or in "
+        "the environment variable FEDTAILOR_DATA. How to get them: fedtailor data list digit5.",
+        key="data.dir",
+        path=folder,
+        allowed="at least two of the five domains",
+        got="missing",
     )
 
 

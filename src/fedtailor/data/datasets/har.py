@@ -91,7 +91,7 @@ def _read_column(raw: bytes, path: Path, rows: int, most: int) -> np.ndarray:
     if numbers.shape != (rows, 1):
         raise wrong_content(path, f"{rows} lines with one number", f"an array {numbers.shape}")
 
-    return check_labels(numbers[:, 0] - 1, most, where=str(path))
+    return check_labels(numbers[:, 0], most, where=str(path), first=1)
 
 
 def _read_numbers(raw: bytes, kind: type[np.generic]) -> np.ndarray:

@@ -17,6 +17,7 @@ from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
 from fedtailor.data.files import MAX_BYTES, Files, check_count, wrong_content
 from fedtailor.data.own.archives import read_archive
+from fedtailor.data.own.findings import Unusable
 
 _PARTS = ("train", "val", "test")
 _ARRAYS = [f"{part}_{content}" for part in _PARTS for content in ("images", "labels")]
@@ -65,7 +66,11 @@ def load(files: Files) -> Dataset:
         DataError: the file is missing or damaged.
     """
     path = files.find(f"MedMNIST/{files.dataset}.npz", f"{files.dataset}.npz")
-    arrays, _ = read_archive(files.read(path), _ARRAYS, limit=MAX_BYTES)
+    try:
+        arrays, _ = read_archive(files.read(path), _ARRAYS, limit=MAX_BYTES)
+    except Unusable as error:
+        raise wrong_content(path, f"the arrays {', '.join(_ARRAYS)}", error) from error
+
     classes = _CLASSES[files.dataset].split(", ")
     channels = 3 if files.dataset in _COLOR else 1
 

@@ -129,7 +129,7 @@ def _read_part(
 
     numbers, path = _read_idx(files, [template.format("labels-idx1") for template in paths], 1)
     check_count(path, numbers, images)
-    labels = check_labels(numbers.astype(np.int64) - first, num_classes, where=str(path))
+    labels = check_labels(numbers, num_classes, where=str(path), first=first)
     return ImagePart(images[..., None], labels)
 
 

@@ -42,12 +42,12 @@ def _read_arrays(files: Files, part: str) -> ImagePart:
     release = f"MNIST-M/mnist_m_{part}_labels.txt"
     path = files.find(f"MNIST-M/{part}_images.npy", release)
     # An array of Python objects would be a pickle.
-    images = np.load(io.BytesIO(files.read(path)), allow_pickle=False)
+    images = np.lib.format.read_array(io.BytesIO(files.read(path)), allow_pickle=False)
     if images.dtype != np.uint8 or images.shape[1:] != (_SIDE, _SIDE, 3) or not len(images):
         raise wrong_content(path, "bytes (rows, 32, 32, 3)", f"{images.dtype} {images.shape}")
 
     path = files.find(f"MNIST-M/{part}_labels.npy", release)
-    numbers = np.load(io.BytesIO(files.read(path)), allow_pickle=False)
+    numbers = np.lib.format.read_array(io.BytesIO(files.read(path)), allow_pickle=False)
     labels = check_labels(numbers, 10, where=str(path))
     check_count(path, labels, images)
     return ImagePart(images, labels)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 
 from fedtailor.data.dataset import Dataset, check_labels
 from fedtailor.data.datasets.parts import ImagePart, join_parts
@@ -38,7 +39,11 @@ def load(files: Files) -> Dataset:
 
 def _read(path: Path) -> ImagePart:
     """Return images (rows, 32, 32, 3), a view that is not contiguous, and digits (rows,)."""
-    variables = loadmat(str(path), variable_names=("X", "y"))
+    try:
+        variables = loadmat(str(path), variable_names=("X", "y"))
+    except (MatReadError, NotImplementedError) as error:  # the latter for version 7.3
+        raise wrong_content(path, "a MATLAB file of version 5 to 7.2", error) from error
+
     images = variables["X"].transpose(3, 0, 1, 2)
     labels = variables["y"].reshape(-1)
 
