@@ -267,6 +267,15 @@ def test_a_hostile_record_is_refused(record):
         ColumnSummaries.from_record(record)
 
 
+@pytest.mark.parametrize("name", ["name", "count", "empty", "median", "categories"])
+def test_an_absent_entry_of_a_column_is_refused(name):
+    record = number()
+    del record["columns"][0][name]
+    with pytest.raises(DataError, match=f"an object with name, count, .*'{name}'") as caught:
+        ColumnSummaries.from_record(record)
+    assert "__init__" not in caught.value.message
+
+
 def test_sound_records_are_read():
     for record in (
         number(),

@@ -212,6 +212,14 @@ def test_a_hostile_plan_is_refused(record):
         Columns.from_record(record)
 
 
+@pytest.mark.parametrize("name", ["name", "kind", "categories", "fill"])
+def test_an_absent_entry_of_a_plan_is_refused(name):
+    record = PLAN.to_record()
+    del record["columns"][1][name]
+    with pytest.raises(DataError, match=f"an object with name, kind, .*'{name}'"):
+        Columns.from_record(record)
+
+
 @pytest.mark.parametrize(
     ("cells", "words"),
     [

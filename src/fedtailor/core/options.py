@@ -263,6 +263,7 @@ _KINDS = {
     bool: "true or false",
     str: "text",
     dict: "a section with keys",
+    Mapping: "a section with keys",
 }
 _ITEMS = {float: "numbers", int: "whole numbers", str: "text values"}
 

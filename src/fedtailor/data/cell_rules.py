@@ -85,7 +85,7 @@ class CellRules:
             DataError: it is not such an object.
         """
         what = "the rules of cells"
-        rules = read_record(cls, record, what)
+        rules = read_record(cls, record, what, optional=("at_sites",))
         are_known = all(decimal in get_args(Decimal) for decimal in rules.at_sites.values())
         require(are_known, what, "of known decimals", record)
         return rules

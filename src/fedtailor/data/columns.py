@@ -307,8 +307,11 @@ class Columns:
         are_lists = type(record["columns"]) is list and type(record["unused"]) is list
         require(are_lists, "columns and unused", "lists", record)
 
-        columns = tuple(read_record(Column, column, "column") for column in record["columns"])
-        return cls(columns, tuple(record["unused"]))
+        columns = [
+            read_record(Column, column, "column", optional=_OPTIONAL)
+            for column in record["columns"]
+        ]
+        return cls(tuple(columns), tuple(record["unused"]))
 
 
 def _count_rows(cells: Mapping[str, np.ndarray | Texts], columns: Sequence[Column]) -> int:
@@ -361,13 +364,14 @@ def _fill_categories(column: Column, cells: Any, features: np.ndarray) -> tuple[
     return int(empty.sum()), int(((number < 0) & ~empty).sum())
 
 
-def read_record(cls: type[T], record: Any, what: str) -> T:
+def read_record(cls: type[T], record: Any, what: str, *, optional: Collection[str] = ()) -> T:
     """Return the dataclass whose fields are the entries of a record.
 
     Args:
         cls: its annotations say which values are allowed; a list becomes a tuple.
         record: from anyone.
         what: what it is, for messages, which add its name if it has one.
+        optional: entries that may be absent.
 
     Raises:
         DataError: an entry is unknown, absent or not allowed.
@@ -375,6 +379,8 @@ def read_record(cls: type[T], record: Any, what: str) -> T:
     require(type(record) is dict, what, "an object", record)
     title = f"{what} {record['name']!r:.80}" if "name" in record else what
     hints = hints_of(cls)
+    absent = [name for name in hints if name not in record and name not in optional]
+    require(not absent, title, f"an object with {', '.join(hints)}", f"none of {absent}")
     try:
         check_names(record, tuple(hints), section=title)
         values = {}
@@ -383,7 +389,7 @@ def read_record(cls: type[T], record: Any, what: str) -> T:
             values[name] = check_value(plain, hints[name], key=f"{name} of {title}")
 
         return cls(**values)
-    except (ConfigError, TypeError) as error:  # TypeError: an entry is absent
+    except ConfigError as error:
         raise DataError(f"{title} must be as it was written: {error}", key=what) from error
 
 
