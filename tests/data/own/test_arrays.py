@@ -186,6 +186,22 @@ def test_class_names_that_differ_are_an_error(tmp_path):
     assert kinds(read(tmp_path)[1]) == [("error", "class_names_differ", "b/train.npz")]
 
 
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        (
+            ["long" * 15, "long" * 16, "b"],
+            "at index 2: 'a/train.npz' has 'a', and this file has 'b'",
+        ),
+        (["long" * 15, "long" * 16], "at index 2: 'a/train.npz' has 'a', and this file has none"),
+    ],
+)
+def test_the_first_class_name_that_differs_is_named(tmp_path, others, words):
+    save(tmp_path, "a", x=X, y=Y, class_names=np.array(["long" * 15, "long" * 16, "a"]))
+    save(tmp_path, "b", x=X, y=Y, class_names=np.array(others))
+    assert words in read(tmp_path)[1].errors[0].message
+
+
 def header(shape, kind="|u1"):
     """Return the header of an array in the NumPy format."""
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()

@@ -1,11 +1,14 @@
 """Which layout a folder has, and in which order it is read."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from fedtailor.core.errors import DataError
 from fedtailor.data.options import DataOptions
+from fedtailor.data.own import walk
 from fedtailor.data.own.findings import Findings
 from fedtailor.data.own.layout import (
     ARRAYS,
@@ -15,7 +18,7 @@ from fedtailor.data.own.layout import (
     SITE_TABLES,
     recognize,
 )
-from fedtailor.data.own.read import read_own
+from fedtailor.data.own.read import load_own, read_own
 
 
 def layout_of(path):
@@ -90,6 +93,19 @@ def test_a_part_beside_other_names_is_refused(folders, folder, make):
     assert found is None and [problem.kind for problem in findings.errors] == ["ambiguous_layout"]
 
 
+@pytest.mark.parametrize(
+    "text", ["file,age\n1.png,3\n", "file,label\n1.png,cat\n2.png,dog\n", ",file\n0,1.png\n"]
+)
+def test_a_table_that_hides_images_is_named(text, folder, make):
+    make.images(folder)
+    (folder / "metadata.csv").write_text(text)
+    dataset, findings = read_own(str(folder), DataOptions())
+    assert dataset is None
+    assert sum("out of the folder" in problem.message for problem in findings.errors) == 1
+    with pytest.raises(DataError, match=r"move 'metadata\.csv' out of the folder"):
+        load_own(str(folder), DataOptions())
+
+
 def test_parts_without_classes_are_refused(folder, make):
     for part in ("train", "test"):
         make.save(folder / "A" / part / "1.png", make.pixels(len(part)))
@@ -104,7 +120,7 @@ def test_arrays_and_tables(folder, make):
     make.table(folder, "B2")
     found, findings = layout_of(folder)
     assert found.words == SITE_TABLES and [site for site, _ in found.tables] == ["A", "B2"]
-    assert "40 images" in findings.notes[0] and "out of the folder" in findings.notes[0]
+    assert findings.notes == ["40 images of the folder will be read if a table names them."]
     one, _ = layout_of(folder / "A.csv")
     assert one.words == ONE_TABLE and [site for site, _ in one.tables] == [""]
     arrays = folder.parent / "arrays"
@@ -160,6 +176,41 @@ def test_links_to_files_within_are_followed(folder, make):
     (folder.parent / "link").symlink_to(folder)
     found, findings = layout_of(folder.parent / "link")
     assert len(found.pictures) == 41 and not findings.problems
+
+
+def test_links_that_are_not_followed_say_why(folder, make):
+    make.images(folder)
+    (folder.parent / "secret.png").write_bytes(b"0")
+    for name, target in (("a", "../../secret.png"), ("b", "../B"), ("c", "nothing"), ("d", "d")):
+        (folder / "A" / name).symlink_to(target)
+    _, findings = layout_of(folder)
+    assert findings.counts == {("skipped", "link"): 4}
+    outside, inside, nothing, itself = [problem.message for problem in findings.problems]
+    assert "out of the data's folder" in outside and "copy its target" in outside
+    assert "folder of the data" in inside and "nowhere" in nothing and itself == nothing
+
+
+def test_an_entry_that_cannot_be_looked_at_is_left_out(folder, make, monkeypatch):
+    """A file system may tell no types, so that the question for one can fail."""
+
+    def fail(**_):
+        raise PermissionError(13, "Permission denied")
+
+    class Entries(list):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    entry = SimpleNamespace(
+        name="A", path=str(folder / "A"), is_dir=fail, is_symlink=lambda: False, stat=fail
+    )
+    make.images(folder)
+    monkeypatch.setattr(walk.os, "scandir", lambda _: Entries([entry]))
+    findings = Findings()
+    assert walk.walk(folder, findings).files == []
+    assert findings.counts == {("skipped", "unreadable_file"): 1}
 
 
 def test_the_walk_has_bounds(folder, make):

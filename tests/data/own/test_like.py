@@ -148,6 +148,25 @@ def test_cells_are_read_by_the_rules_of_training(tmp_path):
     assert list(table.lines) == [2, 4], "a row of empty cells is left out, as in training"
     assert CellRules.from_record(rules.to_record()) == rules
 
+    (tmp_path / "new.csv").write_text("age;sex\n50,5;m\n ; \n;\n", encoding="utf-8")
+    table = read_table_like(tmp_path / "new.csv", TrainingTables(PLAN, rules), ["age"])
+    assert list(table.lines) == [2, 3], "a row of blanks is one"
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({}, "an object with decimal, missing_values"),
+        ({"decimal": "auto"}, "an object with decimal, missing_values"),
+        ({"decimal": "auto", "missing_values": []}, "a section with keys"),
+        ({"decimal": "auto", "missing_values": {"age": [None]}}, "a list of numbers or texts"),
+        ({"decimal": "auto", "missing_values": {}, "at_sites": {"a": "dot"}}, "known decimals"),
+    ],
+)
+def test_rules_of_cells_that_cannot_be_are_refused(record, words):
+    with pytest.raises(DataError, match=words):
+        CellRules.from_record(record)
+
 
 def test_a_data_frame_that_does_not_fit_is_an_error():
     assert kinds(read_frame_like(Frame({"age": np.ones(2)}), TABLES)) == [

@@ -442,7 +442,9 @@ BROKEN = [
     (b"label\nx\n", "no_features", "s.csv", "'label'"),
     (b"", "empty_file", "s.csv", ""),
     (b"f,g,label\n1,2,M\xc3\xbcller\n1,2,\xfc\n", "wrong_encoding", "s.csv", "0xfc in line 3"),
-    (b"f,g,label\n1,2,x\x81\n", "wrong_encoding", "s.csv", "0x81 in line 2"),
+    (b"f,g,label\n1,2,x\x81\n", "wrong_encoding", "s.csv", "not UTF-8: byte 0x81 in line 2"),
+    ("f,g,label\n".encode("utf-16") + b"1", "wrong_encoding", "s.csv", "not UTF-16: byte 0x31"),
+    (b"f,g,label\n1,2,x\n , , \n", "missing_label", "s.csv:3", "1 row"),
     (b'f,g,label\n1,"2,x\n3,4,y\n5,6,z\n', "broken_table", "s.csv", "Line 2"),
     (b'f,g,label\n1,"2"2,x\n', "broken_table", "s.csv", "Line 2"),
     (b'f,g,label\n1,"2,x\n3,4,y\n5,6,"z"\n', "broken_table", "s.csv", "Line 2"),
@@ -460,6 +462,22 @@ def test_a_broken_table_is_an_error_that_names_file_and_row(tmp_path, content, k
     assert dataset is None and (kind, path) in errors(findings)
     assert word in findings.errors[0].message and findings.errors[0].site == "s"
     assert [site.name for site in findings.sites] == ["a", "b", "s"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "has_hint"),
+    [
+        (b'25,"f"x,a\n', False),
+        (b'25,"f,a\n26,"g,b\n', True),
+        (b'25,f,"a', True),
+        (b"25," + b"f" * 200_000 + b",a\n", True),
+    ],
+)
+def test_an_open_quotation_mark_is_suspected_where_it_can_be(tmp_path, rows, has_hint):
+    _, findings = read(write(tmp_path / "d", s=b"age,sex,label\n24,m,a\n" + rows))
+    (problem,) = findings.errors
+    assert problem.message.startswith("Line 3 cannot be read: ")
+    assert ("nothing closes a quotation mark" in problem.message) == has_hint
 
 
 TEXTS = [

@@ -60,6 +60,11 @@ def test_sites_with_and_without_a_test_part_are_read(read: Reader) -> None:
     ]
 
 
+def test_numbers_are_names_of_sites(read: Reader) -> None:
+    _, findings, _ = read("return {k: (np.eye(2) + k, [0, 1]) for k in (0, np.int64(1))}")
+    assert findings.problems == [] and [site.name for site in findings.sites] == ["0", "1"]
+
+
 def test_tensors_are_arrays_too(read: Reader) -> None:
     dataset, findings, _ = read(
         "import torch; return {'a': (torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))}"
@@ -92,7 +97,13 @@ def test_a_data_set_is_used_as_it_is(read: Reader) -> None:
         ("return {'a': (np.array([None, 1]), [0, 1])}", "wrong_type", "type object"),
         ("return {'a': (np.eye(2), np.array([-1, 0]))}", "negative_label", "got -1 at index 0"),
         ("return {}", "no_examples", "No site"),
-        ("x = np.eye(2), [0, 1]; return {1: x, '1': x}", "duplicate_site", "same printed name"),
+        ("x = np.eye(2), [0, 1]; return {1: x, '1': x}", "duplicate_site", "printed name '1'"),
+        ("return {'': (np.eye(2), [0, 1])}", "wrong_return", "'' of type str"),
+        ("return {' ': (np.eye(2), [0, 1])}", "wrong_return", "' ' of type str"),
+        ("return {None: (np.eye(2), [0, 1])}", "wrong_return", "'None' of type NoneType"),
+        ("return {True: (np.eye(2), [0, 1])}", "wrong_return", "'True' of type bool"),
+        ("return {b'a': (np.eye(2), [0, 1])}", "wrong_return", "of type bytes"),
+        ("return {('a', 1): (np.eye(2), [0, 1])}", "wrong_return", "of type tuple"),
     ],
 )
 def test_anything_else_is_an_error_that_says_what_was_returned(

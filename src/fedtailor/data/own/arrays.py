@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -126,7 +127,7 @@ def read_npz_sites(
 
     site_names = [site for site, _ in sites]
     sources = one_source(folder.name, digests)
-    encoded = {path: record.digest if record else "none" for path, record in encoders.items()}
+    encoded = {path: [record.digest if record else ""] for path, record in encoders.items()}
     _agree(encoded, "encoders_differ", "Digests of encoders", findings)
     encoder = next(iter(encoders.values()), None)
     agree = _agree(names, "class_names_differ", "class_names", findings)
@@ -202,16 +203,22 @@ def _read_encoder(array: np.ndarray | None, place: FindingPlace) -> EncoderRecor
     return None
 
 
-def _agree(values: Mapping[str, object], kind: str, what: str, findings: Findings) -> bool:
-    """Return whether all files have the same value; add the first file that has another one."""
+def _agree(values: Mapping[str, Sequence[str]], kind: str, what: str, findings: Findings) -> bool:
+    """Return whether all files have the same texts; add the first file that has others."""
     first = next(iter(values), "")
-    for path, value in values.items():
-        if value != values[first]:
-            both = f"{quoted(first)} has {values[first]!s:.80}, and this file has {value!s:.80}"
-            findings.add(kind, f"{what} differ: {both}.", path=path)
-            return False
+    for path, texts in values.items():
+        pairs = zip_longest(values[first], texts, fillvalue="")
+        for index, (one, other) in enumerate(pairs):
+            if one != other:
+                both = f"{quoted(first)} has {_shown(one)}, and this file has {_shown(other)}"
+                findings.add(kind, f"{what} differ at index {index}: {both}.", path=path)
+                return False
 
     return True
+
+
+def _shown(text: str) -> str:
+    return quoted(text) if text else "none"
 
 
 def combine_arrays(

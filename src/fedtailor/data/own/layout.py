@@ -215,10 +215,7 @@ def _of_folder(tree: FolderContents, findings: Findings) -> FolderLayout:
         _leave_out([*arrays, *others], findings)
         if images:
             number = counted(len(images), "image")
-            findings.note(
-                f"{number} of the folder will be read if a table names them. If images are the "
-                "data, move the tables out of the folder."
-            )
+            findings.note(f"{number} of the folder will be read if a table names them.")
 
         return _of_tables(layout, tree, tables)
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedtailor.core.errors import WARNING, DataError
-from fedtailor.core.text import printable
+from fedtailor.core.text import listed, printable
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
@@ -19,7 +19,7 @@ from fedtailor.data.own.arrays import read_npz_sites
 from fedtailor.data.own.duplicates import DUPLICATE_KINDS
 from fedtailor.data.own.examples import Examples, groups_of_paths, one_source
 from fedtailor.data.own.findings import FindingPlace, Findings, OwnData
-from fedtailor.data.own.images import read_pictures
+from fedtailor.data.own.images import SUFFIXES, read_pictures
 from fedtailor.data.own.layout import FolderLayout, recognize
 from fedtailor.data.own.like import TrainingTables
 from fedtailor.data.own.sites import cross_check
@@ -41,6 +41,8 @@ _TOLD_BY_RUNS = (
 """Problems that a run repeats in full."""
 _MOST_TOLD = 10
 _MOST_OF_A_KIND = 5
+_NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "image_paths")
+"""Errors of a table in a folder of images that was not meant to be read."""
 
 
 def read_own(path: str, options: DataOptions, report: Report = to_nobody) -> OwnData:
@@ -168,9 +170,24 @@ def _dispatch(
         return read_npz_sites(layout.folder, list(layout.arrays), options, findings)
 
     if layout.tables:
-        return read_tables(list(layout.tables), options, findings, report, like=like)
+        dataset = read_tables(list(layout.tables), options, findings, report, like=like)
+        _explain_tables(layout, findings)
+        return dataset
 
     return read_target(layout.target, options, findings)
+
+
+def _explain_tables(layout: FolderLayout, findings: Findings) -> None:
+    """Say to the first error of a table why a folder of images is read as tables."""
+    if not any(file.suffix in SUFFIXES for file in layout.files):
+        return
+
+    for number, problem in enumerate(findings.problems):
+        if problem.severity == "error" and problem.kind in _NO_LIST_OF_IMAGES:
+            names = listed(printable(path.name) for _, path in layout.tables)
+            message = f"{problem.message} If images are the data, move {names} out of the folder."
+            findings.problems[number] = problem._replace(message=message)
+            return
 
 
 def _read_images(

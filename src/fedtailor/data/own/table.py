@@ -44,6 +44,8 @@ _LONGEST_HEADER = 2**20
 _NO_HEADER = "The file is empty: it has no header."
 _MARK_OF_DELIMITER = re.compile(r'"?sep=([,;\t])"?[,;\t]*', re.IGNORECASE)
 """What Excel writes above the header to say which delimiter it has used."""
+_OF_OPEN_QUOTATIONS = ("unexpected end of data", "field larger than")
+"""Beginnings of errors of the csv module that a quotation mark causes if nothing closes it."""
 _BLOCK = 2**17
 """Cells of a CSV table that are held as text at once."""
 
@@ -197,15 +199,16 @@ def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Ta
         nonlocal begun
         for row in reader:
             begun = reader.line_num + 1
-            if any(map(str.strip, row)):
+            if any(row):
                 yield reader.line_num, row
 
     rows = filled()
+    named = (row for _, row in rows if any(map(str.strip, row)))
     try:
         if mark is not None:
-            next(rows)
+            next(named)
 
-        _, header = next(rows, (0, None))
+        header = next(named, None)
         if header is None:
             raise Unusable("empty_file", _NO_HEADER)
         if _are_values(header):
@@ -220,7 +223,10 @@ def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Ta
         table = _read_rows(rows, names, place, sought, limit)
     except csv.Error as error:
         # Everything after a quotation mark that nothing closes is one cell, up to the next one.
-        reason = f"{error}; perhaps nothing closes a quotation mark in it"
+        reason = str(error)
+        if begun < reader.line_num or reason.startswith(_OF_OPEN_QUOTATIONS):
+            reason += "; perhaps nothing closes a quotation mark in it"
+
         raise Unusable("broken_table", f"Line {begun} cannot be read: {reason}.") from error
 
     return _without_unnamed(replace(table, delimiter=delimiter), header)
@@ -237,7 +243,7 @@ def _find_encoding(raw: bytes, place: FindingPlace) -> str:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         where = f"byte 0x{error.object[error.start]:02x} in line {line}"
-        message = f"The file is not UTF-8: {where}"
+        message = f"The file is not {'UTF-16' if has_two_bytes else 'UTF-8'}: {where}"
         if has_two_bytes or not _is_windows_1252(raw):
             raise Unusable("wrong_encoding", f"{message}.") from error
 

@@ -24,9 +24,9 @@ _RETURNS = (
 def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset | None:
     """Call the user's function without arguments, and read the arrays that it returns.
 
-    It returns a :class:`Dataset`, which is used as it is, or a mapping from the name of each site
-    to ``(x, y)`` or to ``((x_train, y_train), (x_test, y_test))``. These are arrays, or values that
-    NumPy converts to arrays, with the shapes and values that
+    It returns a :class:`Dataset`, which is used as it is, or a mapping from the name or number of
+    each site to ``(x, y)`` or to ``((x_train, y_train), (x_test, y_test))``. These are arrays, or
+    values that NumPy converts to arrays, with the shapes and values that
     :func:`fedtailor.data.own.arrays.read_npz_sites` accepts.
 
     Args:
@@ -91,10 +91,21 @@ def _read_sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] 
         _refuse(FindingPlace(findings, "", name), returned)
         return None
 
-    sites = {printable(str(key)): value for key, value in returned.items()}
-    if len(sites) < len(returned):
-        message = f"{name}() returned two sites with the same printed name."
-        findings.add("duplicate_site", message, path=name)
+    sites: dict[str, Any] = {}
+    for key, value in returned.items():
+        is_name = isinstance(key, str | int | np.integer) and not isinstance(key, bool)
+        if not is_name or not str(key).strip():
+            got = f"{quoted(key)} of type {type(key).__name__}"
+            message = f"{name}() must return a mapping from names or numbers of sites, got {got}."
+            findings.add("wrong_return", message, path=name)
+            continue
+
+        site = printable(str(key))
+        if site in sites:
+            message = f"{name}() returned two sites with the same printed name {quoted(site)}."
+            findings.add("duplicate_site", message, site=site, path=name)
+
+        sites[site] = value
 
     return sites
 

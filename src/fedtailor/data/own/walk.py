@@ -104,7 +104,7 @@ def _enter(parts: tuple[str, ...], tree: FolderContents, findings: Findings) -> 
     for entry in visible:
         inner = (*parts, entry.name)
         place = _place(inner, findings)
-        if not entry.is_dir(follow_symlinks=False):
+        if not _is_folder(entry):
             _add_file(entry, inner, tree, place)
         # The limit also ends folders that a file system nests without end.
         elif len(inner) > MAX_DEPTH:
@@ -118,11 +118,12 @@ def _add_file(
     entry: os.DirEntry[str], parts: tuple[str, ...], tree: FolderContents, place: FindingPlace
 ) -> None:
     """Add a file to the tree, or a problem if it is left out."""
-    if entry.is_symlink() and not _may_follow(Path(entry.path), tree.folder):
-        place.add("link", "Links out of the folder, to folders, or to nothing are not followed.")
-        return
-
     try:
+        reason = _refuse_link(Path(entry.path), tree.folder) if entry.is_symlink() else ""
+        if reason:
+            place.add("link", reason)
+            return
+
         status = entry.stat()
     except OSError as error:
         place.add("unreadable_file", f"The file cannot be read: {error.strerror or error}.")
@@ -136,14 +137,28 @@ def _add_file(
     tree.files.append(File(parts, status.st_size, *times, status.st_ino))
 
 
-def _may_follow(link: Path, folder: Path) -> bool:
-    """Return whether a link leads to a file within the folder; others stay private."""
+def _refuse_link(link: Path, folder: Path) -> str:
+    """Return why a link is not followed; empty: it leads to a file within the folder."""
     try:
         target = link.resolve(strict=True)
-    except (OSError, RuntimeError):  # it leads to nothing, or to itself
-        return False
+    except (OSError, RuntimeError):
+        return "This link leads nowhere, or to itself."
 
-    return target.is_relative_to(folder) and not target.is_dir()
+    # A link must not make files public that are not in the folder.
+    if not target.is_relative_to(folder):
+        return "This link leads out of the data's folder and is not followed; copy its target."
+
+    if target.is_dir():
+        return "This link leads to a folder of the data, which is read in its own place."
+
+    return ""
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:  # the file system does not tell types, and the entry cannot be looked at
+        return False
 
 
 def _place(parts: tuple[str, ...], findings: Findings) -> FindingPlace:
