@@ -20,6 +20,7 @@ from fedtailor.serving.signals import (
 )
 from fedtailor.serving.watch import advice
 from fedtailor.simulation.calibration import threshold_rank
+from marks import slow
 from serving.small_runs import make_run, write_hospital_tables
 
 ALARMS = ("unusual", "surprise", "doubt", "class_mix")
@@ -36,10 +37,10 @@ def draw(generator, count, mix=EQUAL, shift=0.0):
     return Signals(probabilities, squares.amin(1).sqrt(), -torch.logsumexp(-0.5 * squares, 1))
 
 
-def test_false_alarms_come_at_the_stated_rate():
+@pytest.mark.parametrize("draws", [80, slow(200)])
+def test_false_alarms_come_at_the_stated_rate(draws):
     """Of ordinary inputs, p-values are uniform, or too large; 1 in 1,000 such tests fails."""
     generator = np.random.default_rng(0)
-    draws = 80
     p_values = {name: [] for name in ALARMS}
     for _ in range(draws):
         alarms = check_inputs(draw(generator, 30), draw(generator, 20))
@@ -49,7 +50,7 @@ def test_false_alarms_come_at_the_stated_rate():
             p_values[name].append(alarm.p_value)
 
     for name, values in p_values.items():
-        for level in (0.05, 0.2):
+        for level in (RATE, 0.05, 0.2):
             count = int((np.array(values) <= level).sum())
             assert count <= binom(draws, level).ppf(0.999), (name, level, count)
             if name != "unusual":  # a share takes few values
