@@ -453,6 +453,18 @@ class RunServer:
         self, report: RoundReport, attempt: RoundAttempt, client: int, reply: TrainReply | Failure
     ) -> bool:
         """Enter a client's reply into the attempt; return whether it can be used."""
+        if client not in attempt.waiting:
+            reason = "an answer that was not asked for, or a second one"
+            add_event(report, "quarantine", client, reason)
+            return False
+
+        # A late answer: the client's answer to this request may still come.
+        asked = (report.round, report.attempt)
+        if not isinstance(reply, Failure) and (reply.round, reply.attempt) != asked:
+            reason = f"the answer belongs to round {reply.round}, attempt {reply.attempt}"
+            add_event(report, "quarantine", client, reason)
+            return False
+
         attempt.waiting.remove(client)
         if isinstance(reply, Failure):
             self._add_failure(report, attempt, client, reply)
