@@ -7,6 +7,7 @@ roster that it has pinned. No torch, because several commands only look at it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.core.reading import content_of, damaged, is_missing, read_file, strict_json
+from fedtailor.core.reading import UNEXPECTED, damaged, is_missing, read_file, strict_json
 from fedtailor.deployment.federation_folder import FederationFolder, check_name
 from fedtailor.deployment.keys import PublicKey, parse_public_key
 from fedtailor.deployment.options import FEDERATION_FILE, load_federation
@@ -28,6 +29,8 @@ ROSTER_FILE = "roster.json"
 _FORMAT = 1
 _LARGEST = 2**24
 """Bytes of a roster."""
+_LARGEST_NUMBER = 2**32 - 1
+"""The largest number that a fingerprint covers."""
 _PREFIX = "sha256:"
 _GROUP = 4
 """Hex digits of a group of a fingerprint."""
@@ -213,36 +216,58 @@ def read_roster(path: Path) -> SiteRoster:
         DataError: the file cannot be read, or is not a roster as :func:`write_roster` writes it.
     """
     raw = read_file(path, limit=_LARGEST)
-    with content_of(path, ConfigError):
+    try:
         record = strict_json(raw.decode())
-        sites = tuple(_read_site(site) for site in record["sites"])
+    except (ValueError, RecursionError) as reason:
+        raise damaged(path, str(reason)) from reason
+
+    another = damaged(path, "it is not what 'fedtailor deploy roster' writes")
+    try:
+        sites = tuple(_read_site(site, path) for site in record["sites"])
         roster = SiteRoster(sites, int(record["colluding"]), int(record["smallest_sum"]))
         text = to_json(record, indent=2) + "\n"
+    except UNEXPECTED as reason:  # fields are missing, or of other types
+        raise another from reason
 
     # Another format or threshold, other fields, and comments of keys would be in no fingerprint.
     if text != roster.to_text():
-        raise damaged(path, "it is not what 'fedtailor deploy roster' writes")
+        raise another
 
     _check_roster(roster, path)
     return roster
 
 
-def _read_site(record: dict[str, str]) -> RosterSite:
+def _read_site(record: Any, path: Path) -> RosterSite:
     name = record["name"]
-    check_name(name)
+    try:
+        check_name(name)
+    except ConfigError as error:
+        raise damaged(path, error.message) from error
+
     key = parse_public_key(record["key"].encode())
     if key is None:
-        raise ValueError(f"the key of {name} is not the public key of a site")
+        raise damaged(path, f"the key of {name} is not the public key of a site")
     return RosterSite(name, key)
 
 
 def _check_roster(roster: SiteRoster, path: Path) -> None:
     names = [site.name for site in roster.sites]
-    if names != sorted(set(names)):
-        raise damaged(path, "its sites are not in the order of their names, each once")
-    if len({site.key.point for site in roster.sites}) < len(names):
-        raise damaged(path, "two sites have the same key")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise damaged(path, f"{count} sites are called {name}")
 
+    if names != sorted(names):
+        raise damaged(path, "its sites are not in the order of their names")
+
+    owners: dict[bytes, str] = {}
+    for site in roster.sites:
+        other = owners.setdefault(site.key.point, site.name)
+        if other != site.name:
+            raise damaged(path, f"{other} and {site.name} have the same key")
+
+    # Before any message names a number, which may have thousands of digits.
+    if max(roster.smallest_sum, roster.colluding) > _LARGEST_NUMBER:
+        raise damaged(path, f"smallest_sum and colluding must be at most {_LARGEST_NUMBER}")
     if roster.smallest_sum < 2 or roster.colluding < 0:
         raise damaged(path, "smallest_sum must be at least 2, and colluding at least 0")
 
