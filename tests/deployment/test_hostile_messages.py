@@ -25,6 +25,7 @@ FULL = bool(os.environ.get("FEDTAILOR_FULL"))
 COUNT = 10_000 if FULL else 150
 """Changed messages in each direction, or both together."""
 DATA = divide_digits(rows=12)
+NO_PLAN = "it is not what a server writes"
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +168,43 @@ def test_a_plan_survives_as_it_is(recorded):
     assert again.digest == plan.digest
     assert again.config == plan.config
     assert again.inputs.digest == plan.inputs.digest
+
+
+def written(**values):
+    """Return how a plan is written with other values."""
+    return lambda record: compact({**record, **values})
+
+
+def compact(record):
+    return json.dumps(record, sort_keys=True, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (written(run="../x"), NO_PLAN),
+        (written(run=""), NO_PLAN),
+        (written(run=7), "damaged"),
+        (written(lineage=["a", "../x"]), NO_PLAN),
+        (written(lineage=["a"] * 1001), NO_PLAN),
+        (written(lineage="abc"), NO_PLAN),
+        (written(leader="oslo"), NO_PLAN),
+        (written(sites="4"), "whole number from 0 to 1000000 in .sites."),
+        (written(sites=4.0), "whole number from 0 to 1000000 in .sites."),
+        (written(new_sites=True), "whole number from 0 to 2 in .new_sites."),
+        (written(new_sites=10**7), "whole number from 0 to 2 in .new_sites."),
+        (written(mean="0"), "damaged"),
+        (written(config=3), "damaged"),
+        (written(fedtailor="0.0.1"), "both sides need the same"),
+        (json.dumps, NO_PLAN),
+        (lambda record: compact(record) + "\n", NO_PLAN),
+        (lambda record: compact([record]), "both sides need the same"),
+    ],
+)
+def test_what_no_server_writes_is_no_plan(recorded, write, problem):
+    raw = read_agreement(recorded.path / "server" / "runs" / "0001").plan.raw
+    record = json.loads(raw)
+    assert compact(record).encode() == raw
+    assert read_plan(compact({**record, "lineage": ["a"] * 1000}).encode())
+    with pytest.raises(DataError, match=problem):
+        read_plan(write(record).encode())

@@ -29,7 +29,16 @@ def test_a_claim_names_epsilon_delta_unit_and_what_it_does_not_cover():
     claim = claim_of(CLIENTS)
     assert claim.startswith("epsilon 4.00 (delta 0.001) per client, for whoever sees the global")
     assert "6.00 for whoever also knows who took part" in claim
-    assert "scores" in claim.partition("not covered: ")[2]
+    for words in (
+        "scores",
+        "training metrics",
+        "numbers of examples",
+        "names of classes and columns",
+        "medians, means and deviations of inputs",
+        "own model files",
+        "the seed",
+    ):
+        assert words in claim.partition("not covered: ")[2]
 
     for bounds in ("gradients", "features"):
         claim = claim_of({**EXAMPLES, "bounds": bounds})
@@ -62,6 +71,13 @@ def test_of_several_runs_that_counts_which_tells_most():
 
     unbounded = {"privacy": {**CLIENTS, "epsilon": None}}
     assert promises_of([one, unbounded])["privacy"]["epsilon"] is None
+
+
+def test_runs_are_those_of_all_seeds_and_folds():
+    folds = promises_of([{"privacy": CLIENTS}, {"privacy": CLIENTS}])
+    seeds = promises_of([folds, folds])
+    assert seeds["privacy"]["runs"] == 4
+    assert "per client in each of 4 runs" in seeds["privacy"]["claim"]
 
 
 def test_without_noise_nothing_is_claimed():
