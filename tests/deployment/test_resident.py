@@ -128,6 +128,13 @@ def test_broken_connections_end_nothing(served, monkeypatch):
     silent.close()
 
 
+def test_one_process_a_socket(served):
+    path = served(echo)
+    with pytest.raises(RunError, match="already serves"):
+        serve(path, echo)
+    assert ask(path, Envelope({}), 30).head == {"echo": {}}
+
+
 def test_a_socket_left_behind_is_replaced(path, served):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))

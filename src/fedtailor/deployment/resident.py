@@ -71,6 +71,9 @@ def serve(
         answer: returns the reply to a message.
         stop: set it to end the loop after the present request.
         idle: is called again and again while nobody asks; requests wait until it returns.
+
+    Raises:
+        RunError: another process serves this socket.
     """
     with _listen(path) as listener:
         listener.settimeout(_TURN)
@@ -135,7 +138,11 @@ def _failed(reason: str) -> Envelope:
 
 
 def _listen(path: Path) -> socket.socket:
-    # A process that was killed has left its socket; its supervisor lets one live at a time.
+    # One that outlived its supervisor still answers, and must not lose its socket.
+    if _is_served(path):
+        raise RunError("another process already serves this site; stop it first", path=path)
+
+    # A process that was killed has left its socket.
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -147,6 +154,16 @@ def _listen(path: Path) -> socket.socket:
         raise
 
     return listener
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _check_private(folder: Path) -> None:
