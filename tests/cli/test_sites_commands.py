@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -427,6 +428,31 @@ def test_without_cryptography_the_extra_is_named(world, command, capsys, monkeyp
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert "flwr" in failed(command, FAILED, capsys)
     assert not (world / "new").exists()
+
+
+# In a process of its own: this one has imported the package already.
+WITHOUT_CRYPTOGRAPHY = """
+import sys
+sys.modules["cryptography"] = None
+from fedtailor.cli.main import main
+for command in ("deploy sites server", "site status {0}", "site models {0}"):
+    assert main(command.format("sites/clinic").split()) == 0, command
+sys.exit(main("site check sites/clinic --json".split()))
+"""
+
+
+def test_what_needs_no_keys_runs_without_cryptography(world):
+    (world / "sites" / "clinic" / "ca.crt").write_text("")
+    command = [sys.executable, "-c", WITHOUT_CRYPTOGRAPHY]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == FAILED, ended.stderr
+
+    # The check goes on to its end, and lists what is missing.
+    checks = json.loads(ended.stdout.splitlines()[-1])["checks"]
+    assert [check["what"] for check in checks][-2:] == ["Flower", "versions"]
+    problems = {check["what"]: check["text"] for check in checks if not check["ok"]}
+    assert "needs the package cryptography" in problems["certificate"]
+    assert not problems.keys() & {"data", "log", "versions"}
 
 
 @pytest.mark.parametrize("command", ["deploy demo --out demo", "site start sites/clinic"])

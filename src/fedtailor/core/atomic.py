@@ -99,6 +99,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only this user may read, from its first byte on; replace an older one."""
+    # A file that exists would keep its mode.
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_json(path: Path, value: Any, *, indent: int | None = None, compact: bool = False) -> None:
     """Write a value as :func:`to_json` does, and a line end, as :func:`write_whole` does.
 

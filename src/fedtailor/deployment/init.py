@@ -5,21 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import tomli_w
 
 from fedtailor.core.atomic import make_folder, write_whole
 from fedtailor.core.options import wrong_value
 from fedtailor.deployment.federation_folder import FederationFolder, Registered, check_name
-from fedtailor.deployment.keys import (
-    PublicKey,
-    days_left,
-    make_node_key,
-    make_server_keys,
-    read_public_key,
-    renew_server_certificate,
-)
 from fedtailor.deployment.membership import register_site
 from fedtailor.deployment.options import (
     FEDERATION_FILE,
@@ -30,6 +22,10 @@ from fedtailor.deployment.options import (
 from fedtailor.deployment.policy import PER_SITE
 from fedtailor.experiment.config import read_settings
 from fedtailor.experiment.folder import refuse_existing
+
+if TYPE_CHECKING:
+    # It needs the package cryptography, which only what makes or reads keys imports.
+    from fedtailor.deployment.keys import PublicKey
 
 KEYS = "keys"
 """Folder of the server's keys and certificates."""
@@ -117,6 +113,8 @@ def init_server(folder: Path, host: str, port: int, experiment: Path | None) -> 
         ConfigError: the folder is taken, or the host or the experiment is wrong.
         RunError: a file cannot be written.
     """
+    from fedtailor.deployment.keys import make_server_keys
+
     refuse_existing(folder)
     if experiment is None:
         text = _FEDERATION.format(host=_quoted(host), port=port, smallest_batch=SMALLEST_BATCH)
@@ -148,6 +146,8 @@ def renew_certificate(folder: FederationFolder) -> float:
         ConfigError: ``federation.toml`` is wrong.
         DataError: the files of the authority are missing or damaged.
     """
+    from fedtailor.deployment.keys import days_left, renew_server_certificate
+
     deploy = load_federation(folder.path / FEDERATION_FILE).deploy
     keys = folder.path / KEYS
     renew_server_certificate(keys, [deploy.host])
@@ -161,6 +161,8 @@ def add_site(folder: FederationFolder, name: str, key: Path, *, new: bool) -> Pu
         ConfigError: the name or the key is taken, or the name is not usable.
         DataError: the file is not the public key of a site.
     """
+    from fedtailor.deployment.keys import read_public_key
+
     public = read_public_key(key)
     register_site(folder, Registered(name, public.text, new))
     return public
@@ -173,6 +175,8 @@ def init_site(folder: Path, name: str, data: str, server: str) -> NewSite:
         ConfigError: the folder is taken, or a value is not usable.
         RunError: a file cannot be written.
     """
+    from fedtailor.deployment.keys import make_node_key
+
     refuse_existing(folder)
     check_name(name)
     if server:

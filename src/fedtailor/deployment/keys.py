@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedtailor.core.atomic import write_whole
+from fedtailor.core.atomic import write_private, write_whole
 from fedtailor.core.errors import DataError, RunError
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import read_file
@@ -191,17 +190,6 @@ def days_left(certificate: Path) -> float:
     """
     left = _load_certificate(certificate).not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     return float(left / datetime.timedelta(days=1))
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user may read, from its first byte on; replace an older one."""
-    # A file that exists would keep its mode.
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sign_server(

@@ -343,7 +343,7 @@ def _fewest_sites(run: Path) -> int:
     config = load_config(run / CONFIG_FILE)
     fewest = config.schedule.fewest_members
     if config.privacy.secure_sums:
-        # Most runs have no secure sums, and do not need the package cryptography.
+        # They need torch and the package cryptography, which other commands do without.
         from fedtailor.deployment.roster import ROSTER_FILE, read_roster
         from fedtailor.deployment.secure_sums import MASKS
 

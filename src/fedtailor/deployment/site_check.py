@@ -17,16 +17,15 @@ import torch
 
 from fedtailor import __version__
 from fedtailor.core.errors import WARNING, DataError, FedtailorError, RunError
+from fedtailor.core.extras import install_command
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment.audit import broken_line
 from fedtailor.deployment.flower.processes import require_flower
 from fedtailor.deployment.init import CERTIFICATE, SITE_KEY, check_address
-from fedtailor.deployment.keys import days_left
 from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.site_data import read_dataset
 from fedtailor.deployment.site_privacy import describe_told
-from fedtailor.deployment.trust import describe_trust
 
 _FEWEST_DAYS = 30
 """Days before the end of the certificate from which the check says so."""
@@ -72,9 +71,17 @@ def check_site(folder: Path) -> Iterator[Check]:
             yield Check(what, True, step())
         except FedtailorError as error:
             yield Check(what, False, error.message)
+        except ModuleNotFoundError as error:
+            # It comes with Flower. The steps that need it import it, so that the others go on.
+            if error.name != "cryptography":
+                raise
+            hint = install_command("flower")
+            yield Check(what, False, f"this needs the package cryptography: {hint}.")
 
 
 def _privacy(folder: Path, options: SiteOptions) -> str:
+    from fedtailor.deployment.trust import describe_trust
+
     told = describe_told(folder, options.privacy)
     return " ".join([describe_trust(folder, options), *told[-1:]])
 
@@ -130,6 +137,8 @@ def _key(folder: Path) -> str:
 
 
 def _certificate(folder: Path) -> str:
+    from fedtailor.deployment.keys import days_left
+
     path = folder / CERTIFICATE
     if not path.is_file():
         hint = "copy the file of this name from the server's folder 'keys'"

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.core.atomic import writing
+from fedtailor.core.atomic import write_private, writing
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, read_file
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.init import SITE_KEY
-from fedtailor.deployment.keys import read_private_key, write_private
+from fedtailor.deployment.keys import read_private_key
 from fedtailor.deployment.limits import LARGEST_ROUND, MOST_ATTEMPTS
 from fedtailor.deployment.mask_kinds import AGREE, CHANNEL, CLASSES, KEYS, UNMASK
 from fedtailor.deployment.mask_messages import (

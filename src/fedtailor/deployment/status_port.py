@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs
 
+from fedtailor.core.atomic import write_private
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.core.reading import read_file, read_object
-from fedtailor.deployment.keys import write_private
 from fedtailor.deployment.status import PAGE_FILE, STATUS_FILE
 from fedtailor.deployment.status_metrics import to_metrics
 

@@ -23,7 +23,8 @@ def acceptable_roster(folder: Path, path: Path, *, replace: bool) -> SiteRoster:
 
     Raises:
         ConfigError: the site trusts another one, or ``site.toml`` asks for more.
-        DataError: the roster is damaged, or this site is not in it with its own key, or has none.
+        DataError: the roster is damaged, this site is not in it with its own key, or this site
+            has no key.
     """
     options = load_site(folder)
     roster = read_roster(path)

@@ -16,12 +16,12 @@ from fedtailor.cli.show.results import show_verdicts
 from fedtailor.cli.show.serve import show_means, show_shared_verdicts
 from fedtailor.core.atomic import to_json
 from fedtailor.deployment.init import CERTIFICATE, NewSite
-from fedtailor.deployment.keys import PublicKey
 from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE
-from fedtailor.deployment.roster import SiteRoster, spell
 
 if TYPE_CHECKING:
-    # It imports torch.
+    # They need the package cryptography, or torch.
+    from fedtailor.deployment.keys import PublicKey
+    from fedtailor.deployment.roster import SiteRoster
     from fedtailor.deployment.site_check import Check
 
 
@@ -61,6 +61,8 @@ def show_added(name: str, key: PublicKey, joins: bool) -> None:
 
 def show_roster(roster: SiteRoster) -> None:
     """Print how many sites a roster has, and what to do with its fingerprint."""
+    from fedtailor.deployment.roster import spell
+
     typer.echo(f"{len(roster.sites)} sites. Fingerprint: {spell(roster.pin)}")
     say(roster.describe())
     what = "Every site compares the fingerprint with the others, by telephone, before"
@@ -69,6 +71,8 @@ def show_roster(roster: SiteRoster) -> None:
 
 def show_trusted(roster: SiteRoster, name: str) -> None:
     """Print what the site with this name is about to trust."""
+    from fedtailor.deployment.roster import spell
+
     names = []
     for site in roster.sites:
         names.append(f"{site.name} (this site)" if site.name == name else site.name)

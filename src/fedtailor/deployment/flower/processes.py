@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.atomic import write_whole
+from fedtailor.core.atomic import write_private, write_whole
 from fedtailor.core.errors import RunError, one_line
 from fedtailor.core.extras import install_command
 from fedtailor.deployment.flower.goodbyes import GOODBYES_FILE
-from fedtailor.deployment.keys import write_private
 from fedtailor.deployment.options import FLOWER_FOLDER
 from fedtailor.deployment.supervise import Ended, Supervisor
 
