@@ -1,13 +1,13 @@
 """Containment: a client's program ends no other program, and changes nothing that another one uses.
 
 A program may fail in any way: then it is its client's failure. It works on copies of its inputs,
-what it returns is copied and checked. Restored are PyTorch's default type, determinism, matmul
-precision, number of threads and gradient mode, and the random generators.
+what it returns is copied and checked. Restored are PyTorch's default type, determinism,
+precision of float32, number of threads and gradient mode, and the random generators.
 
 This is about faults, not about attacks. What else a program does to its process cannot be seen:
-Python objects that it shares with others, files, handlers of signals, modes of PyTorch,
-``torch.backends.*.fp32_precision``, or threads that it leaves. The border against hostile code is
-another process: the engine ``processes``, or a real site.
+Python objects that it shares with others, files, handlers of signals, modes of PyTorch, or threads
+that it leaves. The border against hostile code is another process: the engine ``processes``, or a
+real site.
 """
 
 from __future__ import annotations
