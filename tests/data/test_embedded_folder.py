@@ -97,7 +97,7 @@ def test_features_of_two_encoders_are_refused(tmp_path):
     other = DataOptions(encoder="tiny_encoders:other")
     write_embedded(pictures(), other, tmp_path / "others")
     shutil.copy(tmp_path / "others" / "Charité" / "train.npz", tmp_path / "out" / "Charité")
-    words = r"Digests of encoders differ: '.*' has \w{64}, and this file has \w{64}"
+    words = r"Digests of encoders differ: '.*' has '\w{64}', and this file has '\w{64}'"
     with pytest.raises(DataError, match=words):
         load_own(str(tmp_path / "out"), DataOptions())
 

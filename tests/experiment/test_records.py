@@ -142,7 +142,7 @@ def test_models_appear_together(tmp_path, monkeypatch):
     ]
     for operation, error in (
         ("fsync", OSError(28, "No space left on device")),
-        ("replace", KeyboardInterrupt()),
+        ("rename", KeyboardInterrupt()),
     ):
 
         def broken(*_, error=error):

@@ -211,7 +211,8 @@ def _agree(values: Mapping[str, Sequence[str]], kind: str, what: str, findings: 
         for index, (one, other) in enumerate(pairs):
             if one != other:
                 both = f"{quoted(first)} has {_shown(one)}, and this file has {_shown(other)}"
-                findings.add(kind, f"{what} differ at index {index}: {both}.", path=path)
+                place = f" at index {index}" if len(texts) > 1 else ""
+                findings.add(kind, f"{what} differ{place}: {both}.", path=path)
                 return False
 
     return True
