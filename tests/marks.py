@@ -8,7 +8,10 @@ def quick(values, *chosen):
 
     A tuple holds one value for each argument of the test. A ``pytest.param`` is chosen by its id.
     """
-    return [_marked(value, chosen) for value in values]
+    cases = [_marked(value, chosen) for value in values]
+    are_slow = [pytest.mark.slow in getattr(case, "marks", ()) for case in cases]
+    assert not all(are_slow), f"none of {chosen} is a case, so nothing runs in make test"
+    return cases
 
 
 def slow(*values, id=None):

@@ -11,7 +11,7 @@ DEVICE = stand_in_device.register()
 
 
 @pytest.mark.parametrize("engine", [Reference(), Batched(32)])
-@pytest.mark.parametrize("method", ["fedavg", "pfedgp"])
+@pytest.mark.parametrize("method", ["fedavg", "fedpac", "pfedgp"])
 def test_what_looks_at_values_has_a_reason(method, engine):
     """What looks at values in Python waits for a GPU."""
     with stand_in_device.host_copies() as copies:

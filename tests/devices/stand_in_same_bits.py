@@ -25,7 +25,7 @@ from marks import quick
 DEVICE = stand_in_device.register()
 
 ENGINES = {"reference": Reference, "batched": lambda: Batched(3)}
-FEW = ("fedavg", pytest.param("pfedfda", marks=pytest.mark.slow))
+FEW = ("fedavg", "fedpac", pytest.param("pfedfda", marks=pytest.mark.slow))
 """The methods of the shorter tests."""
 
 

@@ -111,7 +111,7 @@ def test_without_momentum_and_with_rate_one_sgd_is_the_mean(federation):
 
 
 @pytest.mark.parametrize(
-    "algorithm", quick(sorted(set(ALGORITHMS) - WITH_ITS_OWN_RULE - {"local"}), "pfedfda")
+    "algorithm", quick(sorted(set(ALGORITHMS) - WITH_ITS_OWN_RULE - {"local"}), "fedavg", "fedrep")
 )
 def test_engines_agree_for_every_method_that_averages(algorithm, federation):
     options = {"server_optimizer": "yogi", **OPTIONS}

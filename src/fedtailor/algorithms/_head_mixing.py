@@ -16,6 +16,7 @@ from jaxtyping import Float, Float64
 from scipy.optimize import nnls
 from torch import Tensor
 
+from fedtailor import toolkit as ft
 from fedtailor.toolkit import gaussian, tree
 
 _SMALLEST_WEIGHT = 1e-3
@@ -67,6 +68,7 @@ def mixing_weights(statistics: FeatureStatistics) -> Float64[Tensor, "m m"]:
     The error is ``|sum_j a_j (sqrt(V_j) e_j, H_j) - (0, H_i)|^2``. A basis of the vectors of all
     heads, the same for every client, makes them short.
     """
+    statistics = ft.to_host(statistics, "mixtures of heads, by SciPy")
     variance = statistics.variance.double().clamp_min(0.0)
     variance = variance.clamp_min(_LEAST_VARIANCE * variance.median())
     means = statistics.prior_means.double().flatten(1)
@@ -92,7 +94,7 @@ def mixed(values: tree.Tree, weights: Float64[Tensor, "m m"]) -> tree.Tree:
     """Return ``sum_j weights[i, j] values[j]`` for every client i; leaves (m, ...)."""
 
     def mix(leaf: Tensor) -> Tensor:
-        sums: Tensor = torch.tensordot(weights, leaf.double(), 1)
+        sums: Tensor = torch.tensordot(weights.to(leaf.device), leaf.double(), 1)
         return sums.to(leaf.dtype)
 
     return tree.map(mix, values)
