@@ -56,6 +56,12 @@ def test_a_model_that_holds_examples_is_named(capsys):
     assert "holds features and labels" in text and "median" in text
 
 
+def test_a_misspelt_run_is_not_taken_for_an_algorithm(folder, capsys):
+    (folder / "runs" / "first").mkdir(parents=True)
+    assert main(["what-leaves", "runs/firs"]) == 4
+    assert "no folder 'runs/firs'; did you mean 'first'?" in capsys.readouterr().err
+
+
 def test_a_run_has_its_own_data_and_its_cards_say_what_was_sent(folder, capsys):
     rng = np.random.default_rng(0)
     for site in ("north", "south"):
@@ -100,7 +106,7 @@ def test_a_method_of_your_own_may_declare_anything_and_cannot_change_the_page():
     ("arguments", "code", "message"),
     [
         (["fedavgg"], 3, "fedavg"),
-        (["nowhere/run"], 3, "apfl"),
+        (["nowhere"], 3, "apfl"),
         (["fedavg", "--json", "--markdown"], 2, "--markdown"),
         (["fedavg", "--set", "training.epochs=no"], 3, "training.epochs"),
         (["one", "--model", "mlp"], 2, "one"),

@@ -17,7 +17,7 @@ from fedtailor.cli.options import (
     with_config_flags,
 )
 from fedtailor.cli.shell import print_json
-from fedtailor.core.errors import UsageError
+from fedtailor.core.errors import DataError, UsageError
 
 Subject = Annotated[
     str,
@@ -42,7 +42,7 @@ def what_leaves(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from fedtailor.experiment.reader import holds_run
+    from fedtailor.experiment.reader import holds_run, why_no_run
     from fedtailor.experiment.what_leaves import to_markdown, what_leaves_algorithm, what_leaves_run
 
     if json and markdown:
@@ -58,6 +58,9 @@ def what_leaves(
             message = f"'{subject}' is a run, which has its own data, model and options."
             raise UsageError(message, key=changes[0][0])
         record = what_leaves_run(Path(subject), changes)
+    elif len(Path(subject).parts) > 1:
+        # No algorithm has the name of a folder within another one.
+        raise DataError(why_no_run(Path(subject)), path=subject)
     else:
         record = what_leaves_algorithm(subject, changes)
 
