@@ -95,6 +95,13 @@ def test_predict_reads_tables_and_says_what_was_replaced(here, tmp_path, capsys)
     assert "1 empty cell in 1 column" in output.err and len(output.err.splitlines()) == 1
     notes = json_of(capsys, *command)["notes"]
     assert "age" in notes[0] and "sex" in notes[1]
+
+    # Nothing is known of a row, and yet it has a prediction.
+    table.write_text("id,sex,sugar,age\n7,female,5.5,40\n8,,,\n")
+    assert main([*command, "--keep", "id"]) == 0
+    warning = capsys.readouterr().err.splitlines()[0]
+    assert warning.startswith("warning: new.csv:3: The row has no value of any feature")
+
     table.write_text("sex,sugar\nfemale,5.5\n")
     assert main(command) == 4
     assert "age" in capsys.readouterr().err

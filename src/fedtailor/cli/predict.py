@@ -92,7 +92,7 @@ def predict(
     else:
         typer.echo(text, nl=False)
 
-    for note in sources.other_units:
+    for note in sources.warnings:
         say(f"warning: {note}", style="yellow")
 
     say(_summary(model, rows, sources, out))

@@ -28,6 +28,8 @@ _OTHERS: Mapping[str, str] = {
     "table": "arrays without names of columns",
 }
 """What a model without columns takes, by the kind of its inputs."""
+_MISLEADING = ("unit_differs", "no_values")
+"""Kinds of problems of a table that make predictions wrong without a sign of it."""
 _LARGEST = 2**32
 """Bytes of a file of arrays."""
 
@@ -68,8 +70,9 @@ class Sources:
         """Files that were left out so far."""
         self.notes: list[str] = []
         """Sentences about the tables read so far: empty cells, unknown categories."""
-        self.other_units: list[str] = []
-        """Those of the notes on columns that seem to be in another unit than in training."""
+        self.warnings: list[str] = []
+        """Those of the notes on what makes predictions wrong: another unit than in training, rows
+        without any value."""
         self.missing: Counter[str] = Counter()
         """Empty cells of the tables read so far, by column."""
         self.unseen: Counter[str] = Counter()
@@ -207,10 +210,10 @@ class Sources:
         table = read_table_like(path, training, self._keep)
         features = features_of(table)
         for problem in table.problems:
-            note = f"{file}: {problem.message}"
+            note = f"{problem.path}: {problem.message}"
             self.notes.append(note)
-            if problem.kind == "unit_differs":
-                self.other_units.append(note)
+            if problem.kind in _MISLEADING:
+                self.warnings.append(note)
 
         self.missing.update(table.missing)
         self.unseen.update(table.unseen)

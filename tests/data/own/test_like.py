@@ -83,6 +83,18 @@ def test_empty_and_unseen_cells_are_counted(tmp_path):
     assert {one.severity for one in table.problems} == {"warning"}
 
 
+def test_rows_without_any_value_are_named(tmp_path):
+    def named(text):
+        problems = predict(tmp_path, f"patient,age,sex\n{text}").problems
+        return [(one.path, one.message) for one in problems if one.kind == "no_values"]
+
+    assert named("1,50,m\n2,,f\n3,60,\n") == []
+    [(path, message)] = named("1,50,m\n2,,\n")
+    assert path == "new.csv:3" and message.startswith("The row has no value")
+    [(path, message)] = named("1,,\n,,\n3,NA,\n4,60,f\n")
+    assert path == "new.csv:2" and message.startswith("This row and 1 more have no value")
+
+
 @pytest.mark.parametrize(
     ("text", "problem", "words"),
     [

@@ -157,6 +157,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "value_means_missing": "numbers that seem to mean missing",
             "empty_at_site": "columns without any value at a site",
             "unseen_category": "categories that no training example has",
+            "no_values": "rows without the value of any feature, in tables to predict",
             "unused_column": "columns of tables of images that are not used",
             "mixed_column": "columns with both numbers and text, which are categories",
             "identifier": "features called like an identifier, such as `patient_id`",

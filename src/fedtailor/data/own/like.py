@@ -197,9 +197,30 @@ def _encode(
         )
         place.add("unseen_category", message)
 
+    _check_rows_hold_values(table, cells)
     check_units([table], training)
     problems = place.findings.problems
     return LikeTable(encoded.x, table.lines, problems, encoded.missing, encoded.unseen)
+
+
+def _check_rows_hold_values(table: Table, cells: Mapping[str, np.ndarray | Texts]) -> None:
+    """Add the rows of which no feature is known: they all get the same prediction."""
+    is_empty = np.ones(len(table.lines), dtype=bool)
+    for values in cells.values():
+        is_empty &= values.codes < 0 if isinstance(values, Texts) else np.isnan(values)
+
+    rows = np.flatnonzero(is_empty)
+    if not rows.size:
+        return
+
+    message = "The row has no value of any feature, so its prediction says nothing about it."
+    if len(rows) > 1:
+        message = (
+            f"This row and {len(rows) - 1} more have no value of any feature, so their predictions "
+            "say nothing about them."
+        )
+
+    table.place.add("no_values", message, table.lines[rows[0]])
 
 
 def _check(table: Table, columns: Columns, ignored: Container[str]) -> None:
