@@ -82,6 +82,8 @@ def products():
         for algorithm in ALGORITHMS:
             if algorithm == "pfedgp":
                 continue  # ONNX has no Cholesky factorization
+            if (algorithm, model) == ("pfedhn", "resnet18_gn"):
+                continue  # its training takes more than 21 GB of memory
             marks = () if algorithm in FAST.get(model, ()) else (pytest.mark.slow,)
             pairs.append(
                 pytest.param(

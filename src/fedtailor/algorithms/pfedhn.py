@@ -11,7 +11,9 @@ each of the K clients. A client receives its model, trains it, and sends what ch
               (d theta_i / d phi)^T Delta_i   and   (d theta_i / d v_i)^T Delta_i
 
 h is a perceptron of 1 + 3 layers, each of ``hidden`` units, and one more linear layer whose outputs
-are all parameters of the model, whatever that is. It is never sent.
+are all parameters of the model, whatever that is. It is never sent. Its last layer has ``hidden``
+numbers for each parameter of the model, of which the server holds several copies: with ResNet18,
+1.1 billion numbers, and more than 21 GB of memory.
 
 Messages: down ``model`` (theta_i, the client's own) and ``buffers``; up ``change`` (Delta_i), which
 the server sees of every single client, and ``buffers`` (weight n_i): the bytes of FedAvg.
