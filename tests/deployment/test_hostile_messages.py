@@ -50,9 +50,10 @@ def test_no_changed_request_harms_a_site(recorded):
             continue
         answer = site.answer(request)
         answered += 1
-        assert "failed" not in answer.head or answer.head["kind"] in ("train", "personalize"), (
-            answer.head
-        )
+
+        # A method may fail on a model that was changed, and nothing else fails.
+        runs_method = answer.head.get("kind") in ("train", "score", "personalize")
+        assert "failed" not in answer.head or runs_method, answer.head
         json.dumps(answer.head, allow_nan=False)
     assert answered > COUNT / 10
     assert not {

@@ -13,6 +13,7 @@ from fedtailor.core.errors import ConfigError, DataError, FedtailorError
 from fedtailor.deployment.conduct import write_offences
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.mask_kinds import KINDS
+from fedtailor.deployment.mask_messages import NO_SHARE
 from fedtailor.deployment.options import load_site
 from fedtailor.deployment.plan import read_plan
 from fedtailor.deployment.roster import read_roster
@@ -27,6 +28,7 @@ from fedtailor.privacy.masks.session import (
     digest_of_download,
     write_cohort,
 )
+from fedtailor.privacy.masks.shares import SHARE_BYTES
 from hostile import Tolerant
 from sites import (
     VALUES,
@@ -159,10 +161,26 @@ def test_no_changed_request_about_sums_harms_a_site(recorded, first_site, kind):
         json.dumps(answer.head, allow_nan=False)
 
         # Whatever was asked for, what leaves is what has left before, but for new signatures.
-        for name, end in (("masked", -LONGEST_SIGNATURE), ("shares", None)):
-            if name in answer.blobs:
-                start = answer.blobs[name][:end]
-                assert any(message.blobs.get(name, b"").startswith(start) for message in told)
+        if "masked" in answer.blobs:
+            start = answer.blobs["masked"][:-LONGEST_SIGNATURE]
+            assert any(message.blobs.get("masked", b"").startswith(start) for message in told)
+
+        # A seal that was changed is not opened, and its share stays away.
+        if "shares" in answer.blobs:
+            before = [parts_of(one.blobs["shares"]) for one in told if "shares" in one.blobs]
+            parts = parts_of(answer.blobs["shares"])
+            assert any(leaves_nothing_new(parts, known) for known in before)
+
+
+def parts_of(shares):
+    """Return the share of every site of a sum."""
+    return [shares[start : start + SHARE_BYTES] for start in range(0, len(shares), SHARE_BYTES)]
+
+
+def leaves_nothing_new(parts, known):
+    """Return whether every share is the one that was told before, or none."""
+    pairs = zip(parts, known, strict=True)
+    return all(part in (told, NO_SHARE) for part, told in pairs)
 
 
 class Answering:

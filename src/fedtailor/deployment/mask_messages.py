@@ -38,7 +38,7 @@ from fedtailor.privacy.masks.shares import SHARE_BYTES
 MOST_KEYS = 64
 """Keys that a site makes for one request."""
 _ENTRY = np.dtype("<u8")
-_NO_SHARE = b"\xff" * SHARE_BYTES
+NO_SHARE = b"\xff" * SHARE_BYTES
 """In place of a share whose seal is broken: no share is so large."""
 
 
@@ -200,7 +200,7 @@ def read_sealed(raw: bytes, cohort: Sequence[SumMember]) -> dict[int, bytes]:
 
 def write_shares(shares: Mapping[int, bytes | None], cohort: Sequence[SumMember]) -> bytes:
     """Return the shares of one holder as bytes."""
-    return _write_cohort_texts(shares, cohort, _NO_SHARE)
+    return _write_cohort_texts(shares, cohort, NO_SHARE)
 
 
 def read_shares(raw: bytes, cohort: Sequence[SumMember]) -> dict[int, bytes | None]:
@@ -210,7 +210,7 @@ def read_shares(raw: bytes, cohort: Sequence[SumMember]) -> dict[int, bytes | No
         RefusedError: the bytes are something else.
     """
     texts = _read_cohort_texts(raw, cohort, SHARE_BYTES)
-    return {number: None if text == _NO_SHARE else text for number, text in texts.items()}
+    return {number: None if text == NO_SHARE else text for number, text in texts.items()}
 
 
 def _write_cohort_texts(
