@@ -577,8 +577,11 @@ def percent(fraction: float | None, *, sign: str = "") -> str:
 
 
 def print_columns(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table with aligned columns."""
-    lines = [head, *([str(value) for value in row] for row in rows)]
+    """Print a table with aligned columns; a dash for None."""
+    lines = [list(head)]
+    for row in rows:
+        lines.append(["-" if value is None else str(value) for value in row])
+
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         padded = [text.ljust(width) for text, width in zip(line, widths, strict=True)]

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import signal
+import threading
 from pathlib import Path
 
 CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate", "sendfile")
@@ -31,6 +32,7 @@ class Watch:
         self.before = before
         self.after = after
         self.places = []
+        self.lock = threading.Lock()
 
     def concerns(self, place, dir_fd=None):
         if dir_fd is not None:
@@ -39,8 +41,11 @@ class Watch:
 
     def around(self, name, place, operation, partial=None):
         """Do an operation; ``partial`` does a part of it before it fails."""
-        number = len(self.places)
-        self.places.append(path_of(place))
+        # Some files are synchronized in threads, and each operation has a number of its own.
+        with self.lock:
+            number = len(self.places)
+            self.places.append(path_of(place))
+
         try:
             self.before(number, name)
         except Injected:
