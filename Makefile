@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites flower test test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen leaderboard release-check test-lowest lint types format docs docs-serve clean
+.PHONY: demo demo-sites flower test test-slow test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen leaderboard release-check test-lowest lint types format docs docs-serve clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -27,6 +27,10 @@ demo: $(VENV)/.installed
 
 test: lint
 	$(call types_beside,$(PYTEST) -m "not slow")
+
+# what `make test` leaves out: tutorials, exports, faults, every method in every way
+test-slow: lint
+	$(PYTEST) -m slow
 
 test-all: lint
 	$(call types_beside,FEDTAILOR_FULL=1 $(PYTEST))
