@@ -86,7 +86,7 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
     if table is not None:
         x = features_of(table)
         for problem in table.problems:
-            warnings.warn(problem.message, UserWarning, stacklevel=4)
+            warnings.warn(f"{problem.path}: {problem.message}", UserWarning, stacklevel=4)
         return x
 
     # Without names of columns, numbers must come in their order: cells, where all columns hold
