@@ -103,13 +103,18 @@ class Files:
         options = " or ".join(f"'{relative_path}'" for relative_path in relative_paths)
         return DataError(
             f"data set '{self.dataset}': file '{first.name}' was not found in {first.parent}. "
-            f"Give the folder that holds {options} "
-            "with --data-dir or in the environment variable FEDTAILOR_DATA. How to get it: "
-            f"fedtailor data list {self.dataset}.",
+            f"{self.advice(options)}",
             key="data.dir",
             path=first,
             allowed="an existing file",
             got="missing",
+        )
+
+    def advice(self, missing: str) -> str:
+        """Return in two sentences how to give the data set what is missing."""
+        return (
+            f"Give the folder that holds {missing} with --data-dir or in the environment variable "
+            f"FEDTAILOR_DATA. How to get the data: fedtailor data list {self.dataset}."
         )
 
 

@@ -10,7 +10,6 @@ al. 2021, "FedBN", ICLR.
 from __future__ import annotations
 
 import string
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -43,7 +42,7 @@ def load(files: Files) -> Dataset:
     present = [name for name in _DOMAINS if matching_files(files.folder, DATASETS[name].files)]
     absent = [name for name in _DOMAINS if name not in present]
     if len(present) < 2:
-        raise _too_few(files.folder, absent)
+        raise _too_few(files, absent)
 
     # Each domain by the reader of its own data set.
     parts = []
@@ -77,15 +76,14 @@ def load(files: Files) -> Dataset:
     )
 
 
-def _too_few(folder: Path, absent: list[str]) -> DataError:
+def _too_few(files: Files, absent: list[str]) -> DataError:
     """Return the error that names the missing domains and their files."""
     missing = [f"{_DOMAINS[name]}: {' or '.join(DATASETS[name].files)}" for name in absent]
     return DataError(
-        f"data set 'digit5': at least two of its five domains must be in {folder}. "
-        f"Missing are {'; '.join(missing)}. Give the folder that holds them with --data-dir or in "
-        "the environment variable FEDTAILOR_DATA. How to get them: fedtailor data list digit5.",
+        f"data set 'digit5': at least two of its five domains must be in {files.folder}. "
+        f"Missing are {'; '.join(missing)}. {files.advice('them')}",
         key="data.dir",
-        path=folder,
+        path=files.folder,
         allowed="at least two of the five domains",
         got="missing",
     )
