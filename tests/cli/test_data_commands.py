@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -125,6 +126,14 @@ def test_partition_writes_a_split_that_can_be_read(data, folder):
     )
     assert record["dataset"] == "digits" and record["seed"] == 42 and record["out"] == "split.json"
     assert record["use"] == "fedtailor run --split split.json"
+    options = ["-d", "digits", "--partition", "iid", "--clients", "4", "--seed", "7"]
+    options += ["--set", "data.fraction=0.5", "--set", "data.normalize=training"]
+    used = as_json(data("partition", *options, "--out", "half.json", "--json"))["use"]
+    assert used == (
+        "fedtailor run --dataset digits --set data.seed=7 --set data.normalize=training "
+        "--split half.json"
+    ), "what divides is in the file; a run without the rest would have other data"
+    assert main([*shlex.split(used)[1:], "--dry-run"]) == 0
     assert [client["train"] for client in record["clients"]] == [
         len(client["train"]) for client in split["clients"]
     ]

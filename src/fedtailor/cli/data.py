@@ -247,7 +247,7 @@ def partition(
     record = describe_division(division, split)
     record["notes"] = division.notes
     record["out"] = out or None
-    record["use"] = shlex.join(["fedtailor", "run", "--split", out]) if out else None
+    record["use"] = _command_with_split(out, _values(named, seed), set_) if out else None
     print_result(record, json, show_partition)
 
 
@@ -297,6 +297,35 @@ def _options(values: dict[str, Any], assignments: Sequence[tuple[str, Any]]) -> 
         raise wrong_value("data.fold", f"from 1 to {options.folds} here: one of the folds", 0)
 
     return options
+
+
+def _command_with_split(split: str, values: dict[str, Any], set_: Sequence[str] | None) -> str:
+    """Return the command that runs on the same data with a split file.
+
+    Args:
+        split: the file.
+        values: that the user gave by options, by key.
+        set_: the assignments, as the user wrote them.
+    """
+    from fedtailor.data.options import DIVIDING
+    from fedtailor.experiment.config import config_flags
+
+    # The file takes the place of the options that divide, so a run refuses them beside it.
+    replaced = {f"data.{name}" for name in ("split", *DIVIDING)}
+    flags = config_flags()
+    words = ["fedtailor", "run"]
+
+    for key, value in values.items():
+        if key in replaced:
+            continue
+        words += [flags[key].option, str(value)] if key in flags else ["--set", f"{key}={value}"]
+
+    for text in set_ or []:
+        key, _, _ = text.partition("=")
+        if key.strip() not in replaced:
+            words += ["--set", text]
+
+    return shlex.join([*words, "--split", split])
 
 
 def _conditions(division: Division, options: DataOptions) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ def show_partition(record: Mapping[str, Any]) -> None:
         say(line_of_note(note))
 
     if record["out"]:
-        say(f"The split is in {record['out']}; use it with the same data: {record['use']}")
+        say(f"The split is in {record['out']}; use it with {record['use']}")
 
 
 class FetchLine(CountLine):
