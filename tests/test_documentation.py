@@ -84,6 +84,7 @@ ELSEWHERE = (
     "watch",
     "adapt",
     "onboard",
+    "hand-over",
     "export",
     "deploy",
     "site",
@@ -230,7 +231,9 @@ def test_the_commands_on_a_run_are_understood(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     texts = [block for page in PAGES for block in blocks(page, "console")]
     lines = [line.removeprefix(".venv/bin/") for text in texts for line in text.splitlines()]
-    on_a_run = re.compile(r"fedtailor (predict|evaluate|watch|adapt|onboard|export) (?!.*(\[|RUN))")
+    on_a_run = re.compile(
+        r"fedtailor (predict|evaluate|watch|adapt|onboard|hand-over|export) (?!.*(\[|RUN))"
+    )
     lines = [line for line in lines if on_a_run.match(line)]
     assert len(lines) > 6
     for line in lines:

@@ -69,6 +69,39 @@ def test_an_onboarded_site_has_the_bits_of_the_simulated_new_client(algorithm, d
         )
 
 
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_folder_for_new_sites_makes_the_same_model_and_tells_nothing_of_the_others(
+    noise, tmp_path
+):
+    write_tables(tmp_path / "data")
+    config = settings("pfedfda", {"path": str(tmp_path / "data")})
+    fedtailor.run(config, out=tmp_path / "run")
+    run = fedtailor.load(tmp_path / "run")
+    if noise:
+        privacy = {"unit": "client", "epsilon": 2.0, "delta": 1e-5}
+        (run.path / "result.json").write_text(json.dumps({**run.result, "privacy": privacy}))
+        run = fedtailor.load(tmp_path / "run")
+
+    assert run.hand_over(tmp_path / "new") == []
+    files = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    for path in files:
+        assert not any(name.encode() in path.read_bytes() for name in run.clients.names), path
+    assert not {"models", "clients.jsonl", "predictions.safetensors"} & {
+        path.name for path in (tmp_path / "new").iterdir()
+    }
+
+    data = next((tmp_path / "data").iterdir())
+    models = []
+    for origin in (run, fedtailor.load(tmp_path / "new")):
+        made = origin.onboard(data, tmp_path / f"of_{origin.path.name}", name="Porto")
+        models.append(made.records.model_file("Porto"))
+
+    assert models[0] == models[1]
+    assert ("privacy" in models[1][1]) is noise
+    with pytest.raises(DataError, match="fedtailor onboard makes one"):
+        fedtailor.load(tmp_path / "new").model("0")
+
+
 @pytest.mark.slow
 def test_the_best_round_is_what_new_sites_get(tmp_path):
     data = {"clients": 4, "new_clients": 1, "fraction": 0.2, "val_fraction": 0.3}

@@ -36,6 +36,7 @@ class _Commands(LazyGroup):
         "adapt": "adapt:adapt",
         "export": "export:export",
         "onboard": "onboard:onboard",
+        "hand-over": "hand_over:hand_over",
         "serve": "deploy:serve",
         "list": "list:list_",
         "what-leaves": "what_leaves:what_leaves",

@@ -47,6 +47,8 @@ PROVENANCE_FILE = "provenance.json"
 """Where the results of a run come from."""
 SITE_DATA = "site_data"
 """Entry of the provenance of an onboarded or adapted model: the paths of what it was made from."""
+FOR_NEW_SITES = "for_new_sites"
+"""Entry of the provenance of a folder that holds no more of a run than new sites need."""
 COMPARISON_FILE = "comparison.json"
 """In the folder of several runs: names the folders of the runs."""
 MEMBERS_FILE = "members.json"
@@ -312,6 +314,8 @@ class RunRecords:
             reason = f"no model of client {client!r:.80}{hint} It holds those of {listing}."
         elif self.is_across_sites:
             reason = "no models: every site keeps its own, as 'model' in its folder."
+        elif FOR_NEW_SITES in self.provenance:
+            reason = "what a new site needs of a run, and no models: fedtailor onboard makes one."
         else:
             reason = "no models: they are written after the last round."
 

@@ -13,7 +13,7 @@ from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.reading import content_of
 from fedtailor.core.scores import Scores
 from fedtailor.data.split import ClientPositions
-from fedtailor.experiment.reader import RunRecords
+from fedtailor.experiment.reader import FOR_NEW_SITES, PROVENANCE_FILE, RunRecords
 from fedtailor.serving.load import TrainedMethod, load_method
 from fedtailor.serving.site_data import SiteData, federation_of_one
 from fedtailor.simulation.checkpoint import read_final_state, readable_modules
@@ -76,7 +76,27 @@ def load_finished_run(records: RunRecords) -> FinishedRun:
     method = load_method(records)
     modules = readable_modules(method.algorithm)
     final = read_final_state(path / "checkpoints", modules=modules)
-    with content_of(path / "split.json"):
+    population, trainable, next_number = _numbers_of_clients(records)
+    return FinishedRun(method, final, population, trainable, next_number)
+
+
+def _numbers_of_clients(records: RunRecords) -> tuple[int, int, int]:
+    """Return how many clients could take part, how many could train, and the next number.
+
+    Raises:
+        DataError: the file that says so is damaged.
+    """
+    # A folder for new sites has the numbers, and not the split that they come from.
+    if FOR_NEW_SITES in records.provenance:
+        with content_of(records.path / PROVENANCE_FILE):
+            numbers = records.provenance[FOR_NEW_SITES]
+            return (
+                int(numbers["population"]),
+                int(numbers["trainable"]),
+                int(numbers["next_number"]),
+            )
+
+    with content_of(records.path / "split.json"):
         clients = list(records.split["clients"])
         num_new = records.split["new_clients"]
         if type(num_new) is not int or not 0 <= num_new < len(clients):
@@ -84,8 +104,7 @@ def load_finished_run(records: RunRecords) -> FinishedRun:
 
         population = len(clients) - num_new
         trainable = sum(len(client["train"]) > 0 for client in clients[:population])
-
-    return FinishedRun(method, final, population, trainable, len(clients))
+        return population, trainable, len(clients)
 
 
 def onboard(

@@ -341,6 +341,28 @@ class Run:
         )
         return load(out)
 
+    def hand_over(self, out: str | Path, *, seed: int | None = None) -> list[str]:
+        """Write what a new site needs of this run as a folder of its own, to give it away.
+
+        ``load(out).onboard(...)`` makes the same models as this run.
+
+        Args:
+            out: the folder to write.
+            seed: which of several seeds.
+
+        Returns:
+            The fields of the method's messages of which the server gets the value of each site:
+            its state, which is in the folder, may hold them.
+
+        Raises:
+            ConfigError: ``out`` exists, or the run cannot be used here.
+            DataError: the run has no final state.
+            RunError: the folder cannot be written.
+        """
+        from fedtailor.serving.hand_over import hand_over
+
+        return hand_over(self.records.of_seed(seed), Path(out))
+
     def resume(self) -> Run:
         """Resume an interrupted run from its last checkpoint, and return the finished run.
 

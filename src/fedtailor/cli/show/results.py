@@ -311,6 +311,19 @@ def _show_table(part: ReportTable, *, below: str) -> None:
     table(part.title, columns, rows, conclusion=part.conclusion, below=below)
 
 
+def show_handed_over(record: Mapping[str, Any]) -> None:
+    """Print what a folder for new sites holds, and how to use it."""
+    if record["values_of_sites"]:
+        values = ", ".join(record["values_of_sites"])
+        say(
+            f"warning: the server gets single values of the sites ({values}), and its state may "
+            "hold them. A new site needs this state, so it is in the folder."
+        )
+
+    say(f"{record['out']} holds what a new site needs of {record['run']}. At the site:")
+    say(f"  fedtailor onboard {shlex.quote(record['out'])} --data DATA --name NAME --out FOLDER")
+
+
 def show_onboarded(result: Mapping[str, Any]) -> None:
     """Print what was made for a new site, and how good it is."""
     name = result["onboarded"]
