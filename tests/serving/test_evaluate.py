@@ -1,9 +1,13 @@
 """Models on new labelled examples: metrics, intervals, and the comparison with training."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
+import fedtailor
+from fedtailor.cli.main import main
 from fedtailor.core.errors import DataError
 from fedtailor.core.metrics import per_client
 from fedtailor.core.scores import score
@@ -13,7 +17,9 @@ from fedtailor.experiment.estimates import (
     wilson_interval,
 )
 from fedtailor.serving.evaluate import calibration_interval
-from serving.small_runs import make_run
+from fedtailor.serving.inputs import Stored
+from fedtailor.serving.site_data import load_site
+from serving.small_runs import make_run, settings, write_tables
 
 
 @pytest.mark.parametrize("kind", ["pictures", "hospital_tables"])
@@ -31,6 +37,49 @@ def test_the_test_examples_of_a_run_have_the_scores_of_training(kind, shelf):
         now = record["metrics"][name]["interval"]
         assert run.model("Mayo").card["intervals"][name] == pytest.approx(now, abs=1e-6), name
     assert record["examples_at_training"] == len(examples[2][1])
+
+
+@pytest.mark.parametrize("numbers", ["quantile", "bins"])
+def test_a_table_is_encoded_once_and_its_split_column_divides(numbers, tmp_path, capsys):
+    write_tables(tmp_path / "data")
+    for table in (tmp_path / "data").iterdir():
+        header, *rows = table.read_text().splitlines()
+        marks = ["train"] * 30 + ["test"] * 10
+        marked = [f"{row},{mark}" for row, mark in zip(rows, marks, strict=True)]
+        table.write_text("\n".join([f"{header},split", *marked]))
+
+    data = {"path": str(tmp_path / "data"), "numbers": numbers}
+    out = str(tmp_path / "run")
+    fedtailor.run(settings("pfedfda", data, federation={"rounds": 3}), out=out)
+
+    # The rows for testing alone.
+    header, *rows = (tmp_path / "data" / "Oslo.csv").read_text().splitlines()
+    later = tmp_path / "later.csv"
+    later.write_text("\n".join([header, *rows[30:]]))
+    assert main(["evaluate", out, "--client", "Oslo", str(later), "--json"]) == 0
+    for name, metric in json.loads(capsys.readouterr().out)["metrics"].items():
+        if name != "ece_calibrated":
+            assert metric["value"] == pytest.approx(metric["at_training"], abs=1e-6), name
+
+    # A new site trains with the rows that it marks so, and is scored on the others.
+    run = fedtailor.load(out)
+    made = run.onboard(tmp_path / "data" / "Oslo.csv", tmp_path / "made", name="Porto")
+    client = made.clients[0]
+    assert (client.num_train, client.num_test) == (30, 10)
+    inputs = run.model("Oslo").inputs
+    site = load_site(str(later), inputs, label_column="label", purpose="scores")
+    model = made.model("Porto")
+    by_path = model.predict_proba(later)
+    np.testing.assert_array_equal(model.predict_proba(Stored(site.x)), by_path)
+
+
+def test_the_score_of_a_model_takes_numbers_of_classes(shelf):
+    run, examples = make_run("fedavg", "digits", shelf)
+    x, y = examples[0]
+    model = run.model(0)
+    assert model.score(x, y.astype(int)) == model.score(x, y.astype(str)) > 0
+    with pytest.raises(DataError, match="'11'"):
+        model.score(x, y.astype(int) + 11)
 
 
 def test_a_model_that_has_become_worse_or_better_is_said_so(shelf):

@@ -39,6 +39,7 @@ def evaluate(
     from fedtailor.core.atomic import write_whole
     from fedtailor.experiment.config import make_config
     from fedtailor.serving.evaluate import to_csv
+    from fedtailor.serving.inputs import Stored
     from fedtailor.serving.run import load
     from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
 
@@ -55,6 +56,7 @@ def evaluate(
                 model.inputs,
                 label_column=column,
                 group=options.group,
+                leave_out=options.leave_out,
                 purpose="scores",
             )
             sites.append(site)
@@ -65,7 +67,7 @@ def evaluate(
         if site.groups is not None:
             groups += [(number, group) for group in site.groups.tolist()]
 
-    inputs = np.concatenate([site.x for site in sites])
+    inputs = Stored(np.concatenate([site.x for site in sites]))
     labels = model.classes_[np.concatenate([site.y for site in sites])]
     record = model.evaluate(inputs, labels, groups=groups or None)
     if out:

@@ -175,6 +175,7 @@ def prepare(
             method.inputs,
             label_column=own.label_column,
             group=own.group,
+            leave_out=own.leave_out,
             decimal=own.decimal,
         )
 

@@ -28,6 +28,7 @@ from fedtailor.experiment.provenance import describe
 from fedtailor.experiment.reader import SITE_DATA, RunRecords, site_data_of
 from fedtailor.serving.alarms import MOST_COMPARED, Alarms, check_inputs
 from fedtailor.serving.encoded import with_encoder
+from fedtailor.serving.inputs import Stored
 from fedtailor.serving.load import load_method, load_personal, make_model
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.model_folder import split_of_one
@@ -213,6 +214,7 @@ def _adapt_to_labels(
                 model.inputs,
                 label_column=label_column or options.label_column,
                 group=options.group,
+                leave_out=options.leave_out,
                 purpose="scores",
             )
             sites.append(site)
@@ -226,7 +228,7 @@ def _adapt_to_labels(
     # In standard deviations, so that every setting is as quick as the first.
     algorithm = model.module.algorithm
     tree = model.module.tree()
-    z = torch.from_numpy(model.features(x)).double()
+    z = torch.from_numpy(model.features(Stored(x))).double()
     whiten = gaussian.whitening(tree.covariance, algorithm.solver_shrinkage)
     task = _Task(
         z @ whiten,

@@ -69,7 +69,7 @@ def evaluate(
     Raises:
         DataError: labels are not those of the model, or there are none.
     """
-    numbers = _numbers_of(labels, classes)
+    numbers = numbers_of(labels, classes)
     if len(logits) != len(numbers) or not len(numbers):
         message = f"expected a label for each of at least one input, got {len(numbers)} labels"
         raise DataError(f"{message} for {len(logits)} inputs.", key="labels", got=len(numbers))
@@ -175,8 +175,8 @@ def _missing(classes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return missing
 
 
-def _numbers_of(labels: Any, classes: Sequence[str]) -> Tensor:
-    """Return labels as positions in the classes of the model.
+def numbers_of(labels: Any, classes: Sequence[str]) -> Tensor:
+    """Return labels (n,), names or numbers, as positions in the classes of a model.
 
     Raises:
         DataError: the model does not know a class.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,16 @@ PICTURE_WHITE = 255.0
 """The value of white in a decoded picture."""
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Examples as :func:`fedtailor.serving.site_data.load_site` reads them.
+
+    Those of tables are features, which must not be encoded again.
+    """
+
+    values: np.ndarray
+
+
 def to_stored(inputs: Any, specification: InputSpecification) -> np.ndarray:
     """Return inputs as an array of stored values.
 
@@ -28,12 +39,15 @@ def to_stored(inputs: Any, specification: InputSpecification) -> np.ndarray:
 
     Args:
         inputs: an array or a tensor of one example or several; a picture of Pillow, a path of a
-            picture, or a list of them; for tables also a data frame of pandas.
+            picture, or a list of them; for tables also a data frame of pandas. :class:`Stored`
+            values stay as they are.
         specification: of the model.
 
     Raises:
         DataError: the inputs are not what the model was trained for; the message says what differs.
     """
+    if isinstance(inputs, Stored):
+        return inputs.values
     if specification.kind == "table":
         return _to_table(inputs, specification)
     if specification.kind == "series":

@@ -164,8 +164,16 @@ class PersonalModel:
         return torch.softmax(logits.double() / self.temperature, dim=1)
 
     def score(self, X: Any, y: Any) -> float:  # names of scikit-learn
-        """Return the accuracy on inputs with known classes (n,)."""
-        return float((self.predict(X) == np.asarray(y)).mean())
+        """Return the accuracy on inputs with known classes (n,).
+
+        Raises:
+            DataError: inputs or classes are not those of the model.
+        """
+        from fedtailor.serving.evaluate import numbers_of
+
+        predicted = self.classify(self._over_batches(self.module, X))
+        right = predicted == numbers_of(y, [str(name) for name in self.classes_])
+        return float(right.double().mean())
 
     def evaluate(self, inputs: Any, labels: Any, *, groups: Any = None) -> dict[str, Any]:
         """Return all metrics on inputs with known classes, and how they compare with training.

@@ -67,6 +67,7 @@ def onboard_site(
             method.inputs,
             label_column=label_column or options.label_column,
             group=options.group if needs_groups else "",
+            leave_out=options.leave_out,
         )
 
     name = name or site.name

@@ -56,6 +56,7 @@ def load_site(
     *,
     label_column: str = "",
     group: str = "",
+    leave_out: tuple[str, ...] = (),
     decimal: Decimal = "auto",
     purpose: Purpose = "site",
 ) -> SiteData:
@@ -67,6 +68,7 @@ def load_site(
         inputs: of the model.
         label_column: of a table; empty: the one whose name says so.
         group: which examples belong together, as ``data.group``.
+        leave_out: columns that are not used, as ``data.leave_out`` of the run.
         decimal: what commas are in numbers, if the site says so.
         purpose: see :data:`fedtailor.data.own.read.Purpose`.
 
@@ -93,6 +95,7 @@ def load_site(
         color=cast(Any, color),
         label_column=label_column,
         group=group,
+        leave_out=leave_out,
     )
     like = raw.training_tables
     if like is not None:

@@ -18,6 +18,7 @@ from fedtailor.data.folds import assign_folds
 from fedtailor.experiment.baselines import InputTables, train_at
 from fedtailor.experiment.predictions import ClientPredictions
 from fedtailor.experiment.site_rows import GLOBAL, LOCAL, PERSONALIZED, OwnModel, SeedPredictions
+from fedtailor.serving.inputs import Stored
 from fedtailor.serving.load import make_model
 from fedtailor.serving.new_client import FinishedRun, onboard
 from fedtailor.serving.site_data import SiteData
@@ -78,7 +79,7 @@ def cross_validate(
     has_strangeness = False
     trainings = []
     for train, held_out in folds_of(site):
-        inputs = site.x[held_out]
+        inputs = Stored(site.x[held_out])
         onboarded = onboard(run, site, positions=train).personal
         model = make_model(method, run.next_number, onboarded, {})
         logits[held_out] = torch.from_numpy(model.logits(inputs))

@@ -67,6 +67,31 @@ def column(cells):
 # What is read
 
 
+def test_a_late_typo_in_a_long_column_of_numbers_is_named(tmp_path):
+    # Only numbers are kept of the first block of a long column; the typo comes after it.
+    rows = [[f"{row}.5", row % 7, "xy"[row % 2]] for row in range(46_000)]
+    rows[-1][0] = "oops"
+    findings = read(write(tmp_path / "data", A=[["c", "n", "label"], *rows])).findings
+    (error,) = findings.errors
+    assert error.kind == "stray_text" and "oops" in error.message
+
+
+def test_the_index_that_pandas_saved_is_no_feature(tmp_path):
+    columns = {"age": [1.0, 2.0, 4.0], "label": [0, 1, 0], "__index_level_0__": [5, 7, 9]}
+    own = read(write_parquet(tmp_path / "data", "A", columns))
+    assert [column.name for column in own.dataset.raw.columns] == ["age"]
+    assert any("index that pandas wrote" in note for note in own.findings.notes)
+
+
+def test_a_column_may_have_the_name_of_one_without_a_name(tmp_path):
+    rows = [
+        ["column 3", "n", "", "label"],
+        *([row, row % 3, "", "xy"[row % 2]] for row in range(9)),
+    ]
+    own = read(write(tmp_path / "data", A=rows))
+    assert [column.name for column in own.dataset.raw.columns] == ["column 3", "n"]
+
+
 @pytest.fixture
 def wine(tmp_path):
     """A data set of scikit-learn's at four sites, the columns in another order at each."""

@@ -184,8 +184,8 @@ class Cells:
             if number is None:
                 row, text, count = self._text_at or At(len(self._numbers), cell, 0)
                 self._text_at = At(row, text, count + 1)
-                # One text beyond the limit shows that there are more.
-                if len(self._texts) < MAX_TEXTS + 1:
+                # One word beyond the limit shows that there are more.
+                if len(self._texts.words) < MAX_TEXTS + 1:
                     self._texts[cell]
             elif number != number and cell:
                 self._words[cell] += 1

@@ -42,6 +42,8 @@ _LONGEST_HEADER = 2**20
 """Most characters of the first line from which the delimiter is recognized."""
 
 _NO_HEADER = "The file is empty: it has no header."
+_INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
+"""The name that pandas gives to an index without one in a Parquet file."""
 _MARK_OF_DELIMITER = re.compile(r'"?sep=([,;\t])"?[,;\t]*', re.IGNORECASE)
 """What Excel writes above the header to say which delimiter it has used."""
 _OF_OPEN_QUOTATIONS = ("unexpected end of data", "field larger than")
@@ -144,7 +146,7 @@ def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...]:
     written = [printable(name.strip()) for name in header]
     for number, name in enumerate(written, start=1):
         unique = name or unnamed(number)
-        while unique in names:
+        while unique in names or (not name and unique in written):
             unique = f"{unique} ({number})"
         names[unique] = number
 
@@ -270,11 +272,11 @@ def _without_unnamed(table: Table, header: Sequence[str]) -> Table:
     Spreadsheets end lines with delimiters, and pandas writes the numbers of rows first.
     """
     columns = dict(table.columns)
-    for number, name in enumerate(header, start=1):
-        if name.strip():
+    for number, (written, name) in enumerate(zip(header, table.names, strict=True), start=1):
+        if written.strip():
             continue
 
-        cells = columns.pop(unnamed(number))
+        cells = columns.pop(name)
         values = cells.numbers
         is_empty = bool(np.isnan(values).all()) and cells.text_at is None
         is_count = number == 1 and len(values) > 0 and bool((np.diff(values) == 1).all())
@@ -374,13 +376,31 @@ def _read_parquet(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -
                 columns[name] = _cells_of(column, name, sought)
 
         table = Table(place, columns, range(1, content.num_rows + 1), refused, kept=kept)
-        return _without_unnamed(table, file.schema_arrow.names)
+        table = _without_unnamed(table, file.schema_arrow.names)
+        return _without_index(table, sought)
     except Unusable:
         raise
     except Exception as error:  # pyarrow raises OSError, its own exceptions, and Python's
         first_line = str(error).partition("\n")[0]
         message = f"The Parquet file is damaged: {type(error).__name__}: {first_line.rstrip('.')}."
         raise Unusable("damaged_table", message) from error
+
+
+def _without_index(table: Table, sought: Sought) -> Table:
+    """Leave out the numbers of rows that pandas writes as columns.
+
+    A model could learn classes from them where rows are sorted.
+    """
+    columns = dict(table.columns)
+    for name in table.names:
+        is_sought = sought.is_expected(name) or name in sought.keep
+        if _INDEX_OF_PANDAS.fullmatch(name) and not is_sought:
+            del columns[name]
+            table.place.findings.note(
+                f"Column {quoted(name)} is left out: it is the index that pandas wrote."
+            )
+
+    return replace(table, columns=columns)
 
 
 def _check_size(metadata: Any, limit: int) -> None:

@@ -37,6 +37,8 @@ from fedtailor.data.own.table import Sought, read_table
 
 _UNITS = 2
 """Columns of numbers whose first cell alone is text, from which on it is one of a second header."""
+_SPLIT = "split"
+"""The column that marks rows for training and rows for testing."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class _SiteTable:
     @property
     def split(self) -> str:
         """Column that marks rows for training and rows for testing; empty: none."""
-        return self._special("split")
+        return self._special(_SPLIT)
 
     @property
     def image(self) -> str:
@@ -155,7 +157,8 @@ def read_tables(
     _note_unknown_columns(left_out, tables, findings)
     label = label or guess_label(tables, (group, *left_out), findings) or ""
     if columns is not None:
-        left_out = columns.unused
+        # Rows are marked for training and testing as in the training tables.
+        left_out = tuple(name for name in columns.unused if name != _SPLIT or name in left_out)
     site_names = [site for site, _ in files]
     findings.sites.extend(Site(site) for site in site_names)
 
@@ -304,7 +307,7 @@ def _sought(label: str, group: str, rules: CellRules | None, columns: Columns | 
     categories = set() if columns is None else names_of_texts(columns)
 
     def is_special(name: str) -> bool:
-        return name in ("split", "image", label, group) or (not label and is_like_label(name))
+        return name in (_SPLIT, "image", label, group) or (not label and is_like_label(name))
 
     def is_text(name: str) -> bool:
         return name in categories or is_special(name)
