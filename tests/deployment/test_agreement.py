@@ -42,8 +42,8 @@ def saying(**changes):
     [
         ({"torch": "1.0"}, "hospital.*torch 1.0.*allow_mixed"),
         ({"site": "practice"}, "hospital.*practice"),
-        ({"data": None}, "of site 'hospital'"),
-        ({"data": {"kind": "images"}}, "of site 'hospital'"),
+        ({"data": None}, "site 'hospital'.*deploy pause"),
+        ({"data": {"kind": "images"}}, "site 'hospital'.*deploy pause"),
         ({"refused": "no\nthank you."}, "hospital.*no thank you"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -55,6 +55,21 @@ def test_what_does_not_fit_is_refused_before_all_sites_are_there(tmp_path, chang
     asked = [client for client, _ in world.transport.sent]
     assert asked.count(2) == 1, "the server waits for nobody"
     assert not (tmp_path / "server" / "runs").exists()
+
+
+@pytest.mark.parametrize("changes", [{"share": ["all"]}, {"counts": {"train": -1}}])
+def test_a_site_that_says_what_cannot_be_is_named(tmp_path, changes):
+    world = world_of(tmp_path)
+
+    def make(sites):
+        def answer(request):
+            reply = sites[1].answer(request)
+            return Envelope({**reply.head, **changes}, reply.blobs)
+
+        return FunctionTransport([sites[0].answer, answer, sites[2].answer])
+
+    with pytest.raises(DataError, match=r"site 'hospital': a message must say .*deploy pause"):
+        world.serve(make)
 
 
 def test_sites_with_another_build_are_noted_if_that_is_allowed(tmp_path):

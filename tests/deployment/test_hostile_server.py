@@ -440,13 +440,16 @@ def test_a_column_with_few_cells_is_answered_as_empty(tmp_path):
         ({"training": {"batch_size": 9}}, "training.batch_size from 10"),
         ({"training": {"epochs": 51}}, "training.epochs from 1 to 50"),
         ({"training": {"lr": 1e-9}}, "training.lr from 0.0001 to 1"),
-        ({"training": {"batch_size": 40}}, "has one of 9, so training.smallest_batch must"),
+        ({"training": {"batch_size": 40}}, "has a smaller one, so training.smallest_batch must"),
         ({"algorithm": {"name": "pfedme", "inner_lr": 9.0}}, "algorithm.inner_lr"),
         ({"algorithm": {"name": "pfedme", "solve_batches": 2000}}, "algorithm.solve_batches"),
         ({"algorithm": {"name": "fedala"}}, "whole epochs only: the plan has algorithm.sample_sh"),
         ({"algorithm": {"name": "fedpac"}}, "single values: none: this method sends 'head'"),
-        ({"data": {"train_size": 10}}, "13 or more training examples: this plan uses 10"),
-        ({"data": {"test_share": 0.05}}, "10 or more test examples: this plan uses 4"),
+        (
+            {"data": {"train_size": 10}},
+            "training on 20% or more of all examples: this plan uses fewer",
+        ),
+        ({"data": {"test_share": 0.05}}, "10 or more test examples: this plan uses fewer"),
     ],
 )
 def test_a_plan_outside_of_the_policy_is_refused_in_one_sentence(tmp_path, values, message):
@@ -500,6 +503,19 @@ def test_a_site_runs_one_agreed_study_and_no_other(tmp_path):
     with pytest.raises(RunError, match=r"one study, with training.batch_size = 16: this plan has"):
         world.serve(run="0002")
     allow_study(site, tmp_path / "server" / "runs" / "0001" / "plan.json")
+
+
+def test_names_of_files_stay_at_the_site(tmp_path):
+    server = Server(tmp_path)
+    table = tmp_path.joinpath("data.csv").read_bytes()
+    (tmp_path / "data.csv").unlink()
+    (tmp_path / "data.csv").mkdir()
+    for person in ("Smith", "Miller"):
+        (tmp_path / "data.csv" / f"{person}.csv").write_bytes(table)
+
+    head = {"kind": "describe", "fedtailor": __version__, "data": {"path": "each-site"}}
+    assert server.ask(head, {}) is None
+    assert "cannot be read" in server.refusals[0] and "Smith" not in server.refusals[0]
 
 
 def test_what_cannot_be_read_says_nothing_of_single_cells(tmp_path):

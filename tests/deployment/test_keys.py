@@ -79,6 +79,19 @@ def test_a_renewed_certificate_needs_nothing_new_at_the_sites(tmp_path):
         keys.renew_server_certificate(tmp_path, [])
 
 
+def test_on_a_full_disk_the_old_key_stays(tmp_path, monkeypatch):
+    keys.make_server_keys(tmp_path, ["example.org"])
+
+    def no_space(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    with pytest.raises(RunError, match="No space"):
+        keys.renew_server_certificate(tmp_path, ["example.org"])
+    handshake(tmp_path, "example.org")
+    assert mode(tmp_path / "server.key") == 0o600
+
+
 @pytest.mark.parametrize("host", ["a:8000", "", "ä.org", "a" * 64])
 def test_what_is_no_host_is_refused(tmp_path, host):
     with pytest.raises(ConfigError):

@@ -1,15 +1,19 @@
 """Sites with their own folders of pictures, tables with text and empty cells, and arrays: as a
 simulation of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
+from fedtailor.data.dataset import Dataset
 from fedtailor.data.input_specification import read_input_specification
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment.agreement import merge_classes
 from fedtailor.deployment.options import SiteOptions
-from fedtailor.deployment.site_data import read_dataset
+from fedtailor.deployment.site_check import _data
+from fedtailor.deployment.site_data import describe_dataset, read_dataset
 from marks import slow
 from sites import (
     VALUES,
@@ -78,6 +82,20 @@ def test_tables(tmp_path, site, data):
     assert served.std.tolist() == inputs.std.tolist()
 
 
+def test_tables_that_mark_rows_for_testing(tmp_path):
+    def write(folder, name):
+        write_table(folder, name)
+        table = folder.with_suffix(".csv")
+        header, *rows = table.read_text().splitlines()
+        marked = [f"{row},{'test' if number % 3 else 'train'}" for number, row in enumerate(rows)]
+        table.write_text("\n".join([f"{header},split", *marked]))
+
+    world = world_of(tmp_path, write, site={"label_column": "diagnosis"})
+    world.serve()
+    data = {"path": str(tmp_path / "all"), "new_clients": ["hospital"]}
+    assert_same_run(world, world.simulate(data=data))
+
+
 def write_series(folder, name):
     generator = np.random.default_rng(len(name))
     y = np.arange(30) % 10
@@ -107,8 +125,21 @@ def test_a_site_with_few_rows_does_not_say_its_means(tmp_path):
         tmp_path,
         lambda folder, name: write_table(folder, name, rows=11 if name == "office" else 40),
     )
-    with pytest.raises(RunError, match=r"office.* 8 training examples"):
+    with pytest.raises(RunError, match=r"office.* fewer than 10 training examples"):
         world.serve()
+
+
+def without_names():
+    """Return data whose classes have no names."""
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    return Dataset(name="numbers", x=x, y=np.arange(40) % 2, num_classes=2, white=1.0)
+
+
+def test_data_of_a_function_need_no_names_of_classes():
+    options = SiteOptions(name="clinic", data="deployment.test_own_data:without_names")
+    dataset = read_dataset(options, DataOptions(path="each-site"), Path())
+    assert describe_dataset(dataset)["classes"] == ["0", "1"]
+    assert "0 20, 1 20" in _data(Path(), options)
 
 
 def refused(tmp_path, write, message, **options):

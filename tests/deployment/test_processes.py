@@ -4,13 +4,17 @@ import json
 import os
 import signal
 import socket
+import ssl
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 
 from fedtailor.core.errors import RunError
 from fedtailor.deployment.flower import processes
 from fedtailor.deployment.flower.processes import ServerProcesses, SiteProcesses, explain
+from fedtailor.deployment.keys import make_server_keys
 from fedtailor.deployment.supervise import Ended
 from fedtailor.deployment.supervise_site import supervise_site
 from waiting import wait_for
@@ -210,6 +214,34 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         with pytest.raises(RunError, match=str(port)):
             server.start()
         server.stop()
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers every request."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_a_gate_is_found_at_an_address_that_is_not_in_the_certificate(tmp_path, monkeypatch):
+    make_server_keys(tmp_path, ["fl.example.org"])
+    gate = HTTPServer(("127.0.0.2", 0), Healthy)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    gate.socket = context.wrap_socket(gate.socket, server_side=True)
+    Thread(target=gate.serve_forever, daemon=True).start()
+
+    (tmp_path / "served").mkdir()
+    server = ServerProcesses(tmp_path / "served", tmp_path, "127.0.0.2", gate.server_port)
+    monkeypatch.setattr(server._supervisor, "is_running", lambda name: True)
+    server._wait_for_health("gate", f"127.0.0.2:{gate.server_port}")
+    server.stop()
+    gate.shutdown()
+    gate.server_close()
 
 
 def test_the_environment_is_quiet_and_its_own(tmp_path):

@@ -1,9 +1,13 @@
 """With sums under masks, the server learns scores and training metrics as sums over sites only."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from fedtailor.core.engine import Failure
 from fedtailor.core.errors import DataError
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.remote import RemoteClients
 from fedtailor.deployment.wire import from_blob
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.what_leaves import what_leaves_run
@@ -243,3 +247,11 @@ def test_without_who_is_in_the_sum_a_site_sends_no_score(tmp_path):
 
     world.serve(lambda sites: Curious([site.answer for site in sites]))
     assert seen == {"train", "score", "personalize"}
+
+
+def test_a_site_that_a_closed_sum_did_not_ask_is_absent():
+    """It was paused when the sum was closed, and is asked after a new start of the server."""
+    masked = SimpleNamespace(is_closed=True, answers={0: "an answer"})
+    question = SimpleNamespace(clients=[0, 2])
+    replies = RemoteClients._masked_replies(None, masked, question, lambda client, answer: answer)
+    assert replies[0] == "an answer" and isinstance(replies[2], Failure)

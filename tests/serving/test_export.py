@@ -196,6 +196,24 @@ def test_another_model_is_never_overwritten(shelf, tmp_path, format):
     assert path.read_bytes() == before
 
 
+def test_an_export_that_was_killed_can_be_repeated(shelf, tmp_path, monkeypatch):
+    run, _ = make_run("fedavg", "pictures", shelf)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path, content):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtailor.serving.export.write_whole", killed)
+        with pytest.raises(Killed):
+            export_model(run.model("Oslo"), tmp_path, "safetensors")
+
+    path = export_model(run.model("Oslo"), tmp_path, "safetensors")
+    assert path.exists() and card_path(path).exists()
+
+
 def test_features_of_examples_leave_only_on_purpose(shelf, tmp_path):
     personal = trained("knn_per", "mlp", shelf)
     for format in SUFFIXES:

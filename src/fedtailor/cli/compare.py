@@ -140,8 +140,8 @@ def _with_varying_split(settings: Config, *, is_named: bool) -> Config:
     from fedtailor.cli.show.progress import CountLine
     from fedtailor.data.division import divide
 
-    varies = "± over seeds holds split and training"
-    constant = "± over seeds holds training only"
+    varies = "± over seeds covers split and training"
+    constant = "± over seeds covers training only"
     options = settings.data
     if options.split:
         say(f"{constant}: all seeds have the split of '{options.split}'.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,5 +104,5 @@ def _is_of_the_run(run: Run, path: str) -> bool:
 
     # A path that is not absolute began in the working folder of then, which often holds the run.
     starts = [Path(), *records.path.resolve().parents]
-    folders = [(start / Path(data).expanduser()).resolve() for data in read for start in starts]
+    folders = [(start / os.path.expanduser(data)).resolve() for data in read for start in starts]
     return any(Path(path).resolve().is_relative_to(folder) for folder in folders)

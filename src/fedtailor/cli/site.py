@@ -42,7 +42,7 @@ def init(
 
     # The site may be started from another folder. "package.module:function" is not a path.
     is_path = ":" not in data and data.strip()
-    source = os.path.abspath(Path(data).expanduser()) if is_path else data
+    source = os.path.abspath(os.path.expanduser(data)) if is_path else data
     made = init_site(folder, name, source, server)
 
     record = {"folder": str(folder), "key": str(made.public_key)}

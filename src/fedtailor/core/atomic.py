@@ -83,12 +83,25 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    raw = content.encode() if isinstance(content, str) else content
+    _replace(path, content.encode() if isinstance(content, str) else content, 0o666)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file whole, in place of an older one.
+
+    Args:
+        path: the file.
+        content: of it.
+        mode: of the file, but for what the user's umask takes away.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:
-            with temporary.open("wb") as file:
-                file.write(raw)
+            # One that a killed process with this number has left would keep its mode.
+            discard(temporary)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with open(descriptor, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -100,14 +113,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user may read, from its first byte on; replace an older one."""
-    # A file that exists would keep its mode.
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a file that only this user may read, from its first byte on, as :func:`write_whole`.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    _replace(path, content, 0o600)
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = None, compact: bool = False) -> None:

@@ -117,6 +117,11 @@ class Dataset:
     notes: tuple[str, ...] = ()
     """Sentences about the data, which a result is shown with."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes; numbers where the data have no names."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
+
     def __post_init__(self) -> None:
         if self.num_official_train < 0:
             object.__setattr__(self, "num_official_train", len(self.y))

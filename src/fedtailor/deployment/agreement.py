@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,7 +151,8 @@ def agree(exchange: Exchange, file: FederationFile, sites: Sequence[Registered])
 
     # The mean can depend on the examples of all sites, as in a simulation.
     if standardizes:
-        inputs = _standardized(inputs, [counts[client].get("moments") for client in training])
+        records = {questions.names[client]: counts[client].get("moments") for client in training}
+        inputs = _standardized(inputs, records)
     plan = dataclasses.replace(plan, inputs=inputs)
     return _agreement(plan, config, sites, descriptions, counts)
 
@@ -219,10 +221,10 @@ def _agreement(
         DataError: an answer is wrong, or a run cannot begin with these sites.
     """
     has_sums = plan.config.privacy.secure_sums
-    members = [
-        _member(site, described, counted, has_sums=has_sums)
-        for site, described, counted in zip(sites, descriptions, counts, strict=True)
-    ]
+    members = []
+    for site, described, counted in zip(sites, descriptions, counts, strict=True):
+        with _said_by(site.name):
+            members.append(_member(site, described, counted, has_sums=has_sums))
 
     # When models are evaluated can depend on the numbers of examples.
     roster = Agreement(plan, members).roster()
@@ -362,7 +364,8 @@ def _describe(questions: _Questions, file: FederationFile) -> list[dict[str, Any
     first: list[tuple[str, Mapping[str, Any]]] = []
 
     def check(client: int, head: Mapping[str, Any]) -> None:
-        _check_description(names[client], head.get("data"))
+        with _said_by(names[client]):
+            _check_description(head.get("data"))
         first.append((names[client], head["data"]))
 
         # By name: the message must not depend on who answered first.
@@ -387,11 +390,27 @@ def _check_torch(name: str, head: Mapping[str, Any], deploy: DeployOptions) -> N
         raise DataError(message + hint, key="torch", allowed=here, got=there)
 
 
-def _check_description(name: str, data: Any) -> None:
+@contextmanager
+def _said_by(name: str) -> Iterator[None]:
+    """Name the site whose answer is wrong: only without it can a run begin.
+
+    Raises:
+        DataError: the one that was raised inside, with the name of the site.
+    """
+    try:
+        yield
+    except DataError as error:
+        hint = "To begin without it: fedtailor deploy pause."
+        error.message = f"site '{name}': {error.message} {hint}"
+        error.args = (error.message,)
+        raise
+
+
+def _check_description(data: Any) -> None:
     """Check the form of what a site says of its data."""
     keys = {*_SAME, *_LISTS, "has_test", "encoder"}
     if not isinstance(data, Mapping) or set(data) != keys:
-        raise wrong("data", f"{', '.join(sorted(keys))} of site '{name}'", data)
+        raise wrong("data", ", ".join(sorted(keys)), data)
 
     columns = data["columns"]
     if columns is not None and not _are_names(columns):
@@ -410,7 +429,7 @@ def _check_description(name: str, data: Any) -> None:
         raise wrong("data.shape", f"sizes of at most {LARGEST_SHAPE} numbers", shape)
 
     if data["encoder"] is not None:
-        _check_encoder(name, data["encoder"])
+        _check_encoder(data["encoder"])
 
     numbers = [data["white"]]
     for key in ("mean", "std"):
@@ -421,7 +440,7 @@ def _check_description(name: str, data: Any) -> None:
         raise wrong("data", "numbers in white, mean and std", numbers)
 
 
-def _check_encoder(name: str, record: Any) -> None:
+def _check_encoder(record: Any) -> None:
     """Check the form of what a site says of the encoder of its features."""
     try:
         encoder = encoder_of(record)
@@ -431,7 +450,7 @@ def _check_encoder(name: str, record: Any) -> None:
         is_usable = False
 
     if not is_usable:
-        raise wrong("data.encoder", f"the record of the encoder of site '{name}'", record)
+        raise wrong("data.encoder", "the record of an encoder", record)
 
 
 def _describe_encoder(record: Mapping[str, Any] | None) -> str:
@@ -507,7 +526,11 @@ def _agree_on_columns(questions: _Questions, training: Sequence[int], config: Co
     """Return how cells become features, from what the sites that train say of their columns."""
     question = {"data": dataclasses.asdict(config.data)}
     heads = questions.ask("columns", question)
-    summaries = [ColumnSummaries.from_record(heads[client].get("columns")) for client in training]
+    summaries = []
+    for client in training:
+        with _said_by(questions.names[client]):
+            summaries.append(ColumnSummaries.from_record(heads[client].get("columns")))
+
     merged = merge_summaries(
         summaries,
         [questions.names[client] for client in training],
@@ -522,7 +545,8 @@ def _agree_on_columns(questions: _Questions, training: Sequence[int], config: Co
         heads = questions.ask("quantiles", {**question, "exchange": exchange, "columns": request})
         sites = []
         for client in training:
-            sites.append(read_counts(heads[client].get("counts"), exchange, request))
+            with _said_by(questions.names[client]):
+                sites.append(read_counts(heads[client].get("counts"), exchange, request))
 
         return {name: [counts[name] for counts in sites] for name in request}
 
@@ -576,10 +600,20 @@ def _inputs(
     )
 
 
-def _standardized(inputs: InputSpecification, records: Sequence[Any]) -> InputSpecification:
-    """Return the inputs with the mean and deviation of all training examples."""
+def _standardized(inputs: InputSpecification, records: Mapping[str, Any]) -> InputSpecification:
+    """Return the inputs with the mean and deviation of all training examples.
+
+    Args:
+        inputs: of the plan.
+        records: what each site says of its own, by name.
+    """
     width = inputs.shape[0]
-    moments = merge_moments([ColumnMoments.from_record(record, width) for record in records])
+    of_sites = []
+    for name, record in records.items():
+        with _said_by(name):
+            of_sites.append(ColumnMoments.from_record(record, width))
+
+    moments = merge_moments(of_sites)
     if moments.count == 0:
         raise _no_training_example()
 
@@ -629,7 +663,7 @@ def _member(
 
     counts = counted.get("counts")
     if not isinstance(counts, Mapping):
-        raise wrong("counts", f"the numbers of examples of site '{site.name}'", counts)
+        raise wrong("counts", "the numbers of examples", counts)
 
     # A site that hides its numbers says 1 for a part with examples.
     counts_known = not has_sums or "single" in share

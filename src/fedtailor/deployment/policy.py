@@ -9,7 +9,6 @@ several commands that only look at it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 import tomllib
 from collections import Counter, defaultdict
@@ -225,7 +224,7 @@ class SitePolicy:
             # A last batch can join the one before it; others are too small by choice.
             option = "smallest_batch" if min(sizes) < sizes[0] else "batch_size"
             remedy = f"training.{option} must be {fewest} or more"
-            problem = f"this plan has one of {min(sizes)}, so {remedy}"
+            problem = f"this plan has a smaller one, so {remedy}"
             raise _refusal(f"batches of {fewest} or more examples", problem)
 
         # The number of examples of a class is the site's own business.
@@ -238,6 +237,8 @@ class SitePolicy:
     def check_parts(self, parts: Mapping[str, int]) -> None:
         """Check how many examples the division of a site leaves for each purpose.
 
+        The server reads the reason, so it has no number of examples.
+
         Args:
             parts: number of examples for training, validation and test (train, val, test), and all.
 
@@ -246,11 +247,13 @@ class SitePolicy:
         """
         names = {"train": "training", "val": "validation", "test": "test"}
         for part, name in names.items():
-            fewest = self.least_examples
-            if part == "train":
-                fewest = max(fewest, math.ceil(self.least_share * parts["all"]))
-            if 0 < parts[part] < fewest:
-                raise _refusal(f"{fewest} or more {name} examples", f"this plan uses {parts[part]}")
+            if 0 < parts[part] < self.least_examples:
+                allowed = f"{self.least_examples} or more {name} examples"
+                raise _refusal(allowed, "this plan uses fewer")
+
+        if 0 < parts["train"] < self.least_share * parts["all"]:
+            allowed = f"training on {self.least_share:.0%} or more of all examples"
+            raise _refusal(allowed, "this plan uses fewer")
 
 
 def leaves_examples_out(algorithm: AnyAlgorithm) -> str:
@@ -305,16 +308,21 @@ class Tally:
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._refused: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._rounds: Counter[str] = Counter()
 
     def count(self, line: Mapping[str, Any]) -> None:
-        """Count a line of the log, if it is an answer."""
+        """Count a line of the log, if it is an answer or a refusal."""
         kind = str(line.get("kind"))
-        if line.get("way") != "sent" or not line.get("plan") or line.get("refused"):
+        if line.get("way") != "sent" or not line.get("plan"):
             return
 
         day = str(line.get("time"))[:10]
         stage = _stage(kind)
+        if line.get("refused"):
+            self._refused[stage, day].add(str(line["plan"]))
+            return
+
         self._plans[stage, day].add(str(line["plan"]))
         self._rounds[day] += stage == "round"
 
@@ -332,16 +340,25 @@ class Tally:
         day = time.strftime("%Y-%m-%d")
         stage = _stage(kind)
         today = self._plans[stage, day]
-        ever = set().union(*(plans for key, plans in self._plans.items() if key[0] == stage))
-        if plan not in today and len(today) >= policy.plans_a_day:
+        ever = _of_stage(self._plans, stage)
+
+        # That a plan is refused can tell something of the data, so refused ones count too.
+        others_today = (today | self._refused[stage, day]) - {plan}
+        others_ever = (ever | _of_stage(self._refused, stage)) - {plan}
+        if plan not in today and len(others_today) >= policy.plans_a_day:
             raise _refusal(f"{policy.plans_a_day} plans a day", "this is one more")
-        if plan not in ever and len(ever) >= policy.plans:
+        if plan not in ever and len(others_ever) >= policy.plans:
             raise _refusal(f"{policy.plans} plans in all", "this is one more")
 
         if stage == "round" and self._rounds[day] >= policy.rounds_a_day:
             raise _refusal(f"{policy.rounds_a_day} answers of rounds a day", "this is one more")
         if stage == "round" and self._rounds.total() >= policy.rounds:
             raise _refusal(f"{policy.rounds} answers of rounds in all", "this is one more")
+
+
+def _of_stage(plans: Mapping[tuple[str, str], set[str]], stage: str) -> set[str]:
+    """Return the plans of all days of a stage."""
+    return set().union(*(of_day for key, of_day in plans.items() if key[0] == stage))
 
 
 def _stage(kind: str) -> str:

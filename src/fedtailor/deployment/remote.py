@@ -252,9 +252,11 @@ class RemoteClients:
         """Ask sites for masked vectors, and add them up; return the rest of their answers."""
         replies: dict[int, Reply | Failure] = {}
         if masked.is_closed:
-            # Their answers were read before the sum was closed.
+            # Their answers were read before the sum was closed. After a new start of the server, a
+            # site may be asked that was paused then.
+            absent = Failure(NoAnswer("the sum was closed without it"))
             for client in question.clients:
-                answer = masked.answers[client]
+                answer = masked.answers.get(client, absent)
                 replies[client] = answer if isinstance(answer, Failure) else read(client, answer)
             return replies
 

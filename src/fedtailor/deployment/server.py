@@ -6,7 +6,6 @@ checkpoint follows every round, so a server that was stopped or killed continues
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.atomic import make_folder, write_json, write_whole
+from fedtailor.core.atomic import make_folder, unwritable, write_json, write_whole
 from fedtailor.core.errors import (
     ConfigError,
     DataError,
@@ -24,7 +23,7 @@ from fedtailor.core.errors import (
     describe_error,
 )
 from fedtailor.core.federation import Roster
-from fedtailor.core.folders import this_process
+from fedtailor.core.folders import this_process, whole_folder
 from fedtailor.core.history import History
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
@@ -497,18 +496,22 @@ def _split(agreement: Agreement) -> dict[str, Any]:
 
 
 def _make_folder(run: Path, agreement: Agreement, text: bytes, before: EarlierRun | None) -> None:
-    """Make the run folder; the plan comes last, so that a folder without one is made again."""
-    # An earlier process may have been killed on its way to the plan.
-    shutil.rmtree(run, ignore_errors=True)
-    run.parent.mkdir(parents=True, exist_ok=True)
+    """Make the run folder, whole or not at all.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
     config = to_toml(agreement.plan.config)
-    RunFolder.create(run, config=config, provenance=_provenance(agreement))
+    try:
+        with whole_folder(run) as unfinished:
+            RunFolder.create(unfinished, config=config, provenance=_provenance(agreement))
+            if before is not None:
+                before.copy_state(unfinished)
 
-    if before is not None:
-        before.copy_state(run)
-
-    write_whole(run / FEDERATION_FILE, text)
-    write_whole(run / PLAN_FILE, agreement.plan.raw)
+            write_whole(unfinished / FEDERATION_FILE, text)
+            write_whole(unfinished / PLAN_FILE, agreement.plan.raw)
+    except OSError as reason:
+        raise unwritable(run, reason) from reason
 
 
 def read_agreement(run: Path) -> Agreement:

@@ -43,7 +43,7 @@ from fedtailor.experiment.config import make_config
 from fedtailor.simulation.programs import PersonalizeRequest
 
 _IN_THE_DATA = "data.path"
-"""Key of errors about what single cells or files of the data hold."""
+"""Key of errors about what single cells or files of the data hold, and how files are called."""
 _SPARE_WAYS = 2
 """Ways to read cells that a server may try beside those that it has a purpose for."""
 
@@ -390,11 +390,11 @@ def _refuse_few(count: int) -> None:
     """Refuse to describe few training examples, because that would describe each of them."""
     if 0 < count < LEAST_ROWS:
         message = (
-            f"the site has {count} training examples: means and medians of fewer than {LEAST_ROWS} "
-            "say too much about each of them. Leave the site out, or, of arrays and pictures, give "
+            f"the site has fewer than {LEAST_ROWS} training examples: means and medians would say "
+            "too much about each of them. Leave the site out, or, of arrays and pictures, give "
             "data.mean and data.std in federation.toml."
         )
-        raise DataError(message, key="site.data", allowed=f"{LEAST_ROWS} or more", got=count)
+        raise DataError(message, key="site.data", allowed=f"{LEAST_ROWS} or more", got="fewer")
 
 
 def _data_options(head: Mapping[str, Any]) -> DataOptions:

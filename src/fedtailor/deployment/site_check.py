@@ -95,7 +95,7 @@ def _data(folder: Path, options: SiteOptions) -> str:
         text += f", {tested} of them for testing"
 
     counts = np.bincount(dataset.y, minlength=dataset.num_classes)
-    numbered = zip(dataset.class_names, counts, strict=True)
+    numbered = zip(dataset.names, counts, strict=True)
     classes = [f"{name} {count}" for name, count in numbered]
     text += f": {', '.join(classes[:_MOST_CLASSES])}"
     more = len(classes) - _MOST_CLASSES

@@ -130,7 +130,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         "white": dataset.white,
         "mean": list(dataset.normalize.mean),
         "std": list(dataset.normalize.std),
-        "classes": list(dataset.class_names),
+        "classes": list(dataset.names),
         "has_test": dataset.num_official_train < len(dataset.y),
         "columns": None if raw is None else [column.name for column in raw.columns],
         "encoder": None if dataset.encoder is None else dataset.encoder._asdict(),

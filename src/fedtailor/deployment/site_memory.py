@@ -35,6 +35,8 @@ _DIVIDING = (
     "val_fraction",
 )
 """Keys of ``[data]`` by which the examples of a site are divided."""
+_SPARE_DIVISIONS = 2
+"""Divisions that a server may try beside one for each purpose, before one is accepted."""
 
 
 class SiteMemory:
@@ -63,6 +65,7 @@ class SiteMemory:
         if self._policy.split_seed != "secret":
             return self._policy.split_seed
 
+        # It is written with the first division by it.
         if self._record["seed"] is None:
             self._record["seed"] = secrets.randbelow(LARGEST_SEED + 1)
         seed: int = self._record["seed"]
@@ -98,8 +101,7 @@ class SiteMemory:
     def _secret(self) -> bytes:
         """Return the secret of the site, which is drawn once."""
         if self._record["secret"] is None:
-            self._record["secret"] = secrets.token_hex(32)
-            self._save()
+            self._remember(secret=secrets.token_hex(32))
         return bytes.fromhex(self._record["secret"])
 
     def keep_division(self, data: DataOptions, parts: Mapping[str, int]) -> None:
@@ -116,18 +118,19 @@ class SiteMemory:
         # Without another word, a site tests on a share of its own examples.
         division = {name: getattr(data, name) for name in _DIVIDING}
         division |= {"test": "given" if data.test == "given" else "own", "seed": self.seed}
-        division["examples"] = dict(parts)
-        self._policy.check_parts(parts)
-
         before = self._record["division"]
         if before is None:
-            self._record["division"] = division
-            self._save()
-            return
+            # Whether a division leaves enough examples tells something of their number.
+            self.answer_once("ways to divide", division, lambda: True, spare=_SPARE_DIVISIONS)
 
+        division["examples"] = dict(parts)
         for key, value in division.items():
-            if value != before.get(key):
+            if before is not None and value != before.get(key):
                 raise _other_division(key, before.get(key), value)
+
+        self._policy.check_parts(parts)
+        if before is None:
+            self._remember(division=division)
 
     def answer_once(
         self, kind: str, question: Any, compute: Callable[[], Any], *, spare: int = 0
@@ -143,7 +146,7 @@ class SiteMemory:
         Raises:
             DataError: as many others of its kind were answered as the policy has purposes.
         """
-        answers = self._record["answers"].setdefault(kind, {})
+        answers = self._record["answers"].get(kind, {})
         digest = hashlib.sha256(to_json(question).encode()).hexdigest()
         if digest not in answers:
             limit = self._policy.purposes
@@ -155,19 +158,30 @@ class SiteMemory:
                 )
                 raise DataError(message, key="site.policy.purposes", allowed=limit, got="another")
 
-            answers[digest] = compute()
-            self._save()
+            # It may ask for other answers, so what is remembered is looked at again.
+            answer = compute()
+            every = self._record["answers"]
+            answers = {**every.get(kind, {}), digest: answer}
+            self._remember(answers={**every, kind: answers})
+
         return answers[digest]
 
-    def _save(self) -> None:
-        write_json(self._path, self._record)
+    def _remember(self, **entries: Any) -> None:
+        """Write entries to the file, and then use them: what is not there must not be used."""
+        record = {**self._record, **entries}
+        write_json(self._path, record)
+        self._record = record
 
 
 def _other_division(key: str, before: object, now: object) -> DataError:
-    """Return the error for a division that is not the one of before; a seed stays a secret."""
+    """Return the error for a division that is not the one of before.
+
+    The server reads it: the seed stays a secret, and so do the numbers of examples.
+    """
     names = {"examples": "numbers of examples", "seed": "the seed of its policy"}
     what = names.get(key, f"data.{key}")
-    values = "" if key == "seed" else f", {show(before)} then and {show(now)} now"
+    is_own_business = key in ("seed", "examples")
+    values = "" if is_own_business else f", {show(before)} then and {show(now)} now"
     message = (
         f"this site has divided its examples once, and keeps that: {what} would change{values}. "
         f"Only its operator can start again, by removing {MEMORY_FILE}."

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fedtailor.core.atomic import write_whole
 from fedtailor.core.engine import Failure, one_thread
 from fedtailor.core.errors import ConfigError, DataError, describe_error
 from fedtailor.core.fixed_point import FixedPoint, make_fixed_point
@@ -386,7 +387,13 @@ class SiteRun:
             more = self._mask(masked, {}, reply.scores, reply.diagnostics)
             sizes["scores of the personal model under masks"] = len(more["masked"])
 
-        return SiteAnswer({"problem": reply.problem}, sizes, out, more)
+        problem = reply.problem
+        if problem:
+            log.error("the model of round %s cannot be used: %s", work.round, problem)
+            if "errors" not in self._options.share:
+                problem = "the log of the site says more"
+
+        return SiteAnswer({"problem": problem}, sizes, out, more)
 
     def _score(self, work: Work, request: ScoreRequest, blobs: Mapping[str, bytes]) -> SiteAnswer:
         """Score a model of the server."""
@@ -514,7 +521,7 @@ def _has_begun(path: Path, digest: str) -> bool:
     # The first request of a run.
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_text(digest + "\n", encoding="ascii")
+        write_whole(path, digest + "\n")
         return False
 
     begun = path.read_text(encoding="ascii", errors="replace").strip()

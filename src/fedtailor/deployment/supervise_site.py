@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,7 @@ def _check_data(folder: Path, data: str) -> None:
     Raises:
         DataError: they are not.
     """
-    path = folder / Path(data).expanduser()
+    path = folder / os.path.expanduser(data)
     if ":" not in data and not path.exists():
         message = f"the data of this site are not there: '{path}' ('data' in site.toml)."
         raise DataError(message, key="site.data", path=path)

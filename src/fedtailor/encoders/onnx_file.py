@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class OnnxEncoder:
             ConfigError: a library or the file is missing, or its graph takes something else.
         """
         self.target = target
-        self.path = Path(target.removeprefix(ONNX)).expanduser()
+        self.path = Path(os.path.expanduser(target.removeprefix(ONNX)))
         for library in ("onnxruntime", "onnx"):
             if importlib.util.find_spec(library) is None:
                 message = f"an encoder in an ONNX file needs {library}: {install_command('onnx')}."

@@ -84,17 +84,18 @@ def export_model(
         hint = "An exported model is never overwritten by another one."
         raise wrong_value("--out", f"a folder without another '{path.name}'", str(folder), hint)
 
-    # The model first: nothing is written if it cannot be exported.
+    # Nothing is written if it cannot be exported.
     try:
         data = _WRITERS[format](model)
     except Exception as reason:  # PyTorch's exporters raise anything
         message = f"the model of client '{model.client}' cannot be exported as {format}"
         raise RunError(f"{message}: {describe_error(reason).rstrip('.')}.") from reason
 
+    # The card first: a model without one would be taken for that of another program.
     make_folder(folder)
     card["sha256"] = hashlib.sha256(data).hexdigest()
-    write_whole(path, data)
     write_json(card_path(path), card, indent=2)
+    write_whole(path, data)
 
     return path
 

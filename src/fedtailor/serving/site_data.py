@@ -166,13 +166,13 @@ def load_one_site(
     if count > 1:
         what = f"{count} sites ({', '.join(dataset.domain_names[:5])})"
         message = f"'{path}' holds {what}: give the folder or the table of one."
-        raise DataError(message, key="data", path=path, allowed=1, got=count)
+        raise DataError(message, key="data.path", path=path, allowed=1, got=count)
     return dataset
 
 
 def _labels(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarray:
     """Return the labels as numbers of the model's classes, by name."""
-    class_names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    class_names = dataset.names
     numbers = {name: number for number, name in enumerate(inputs.names)}
     used = sorted({class_names[label] for label in np.unique(dataset.y)})
     unknown = [name for name in used if name not in numbers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ class Sources:
         self._arrays: list[Path] = []
         self._tables: list[Path] = []
         for path in paths:
-            self._add(Path(path).expanduser())
+            self._add(Path(os.path.expanduser(path)))
 
         if keep and (self._pictures or self._arrays):
             first = self._pictures[0][0] if self._pictures else self._arrays[0]

@@ -66,7 +66,7 @@ def read_target(name: str, options: DataOptions, findings: Findings) -> Dataset 
 
 def _check_dataset(dataset: Dataset, name: str, findings: Findings) -> None:
     """Add the numbers of examples of a data set that is used as it is, and warnings."""
-    class_names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    class_names = dataset.names
     rows = np.arange(len(dataset.y))
     examples = Examples(
         x=dataset.x,
