@@ -18,7 +18,7 @@ from fedtailor.core.schedule import Participation, Schedule
 from fedtailor.privacy.accountant import Release, epsilon_of
 from fedtailor.privacy.ledger import LEDGER_FILE, Ledger
 from fedtailor.privacy.options import PrivacyOptions
-from fedtailor.privacy.plan import expected_clients, planned
+from fedtailor.privacy.plan import drawn_from, expected_clients, planned
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.rounds import simulate
 from finished_runs import assert_same_reports
@@ -215,23 +215,69 @@ def test_noise_or_a_budget_is_needed():
         PrivacyOptions(unit="client")
 
 
-def test_only_independent_draws_hide_who_takes_part():
-    def plan(**options):
-        return planned(Schedule(rounds=5, participation=Participation(**options)))
+def plan(clients, privacy=NOISY, **options):
+    """Return rates and numbers of the releases of five rounds among some clients."""
+    schedule = Schedule(rounds=5, participation=Participation(**options))
+    drawn = drawn_from(privacy, schedule, population=clients, trainable=clients)
+    return planned(privacy, schedule, drawn)
 
-    assert plan(plan="all") == [(1.0, 5)]
-    assert plan(plan="fixed", count=2) == [(1.0, 5)]
-    assert plan(plan="bernoulli", probability=0.3, full_last_round=False) == [(0.3, 5)]
-    assert plan(plan="bernoulli", probability=0.3, full_last_round=True) == [(0.3, 4), (1.0, 1)]
-    assert plan(plan="bernoulli", probability=0.3, min_clients=2, full_last_round=False) == [
-        (1.0, 5)
-    ]
+
+def test_only_independent_draws_hide_who_takes_part():
+    drawn = {"plan": "bernoulli", "probability": 0.3, "full_last_round": False}
+    assert plan(300, plan="all") == [(1.0, 5)]
+    assert plan(300, plan="fixed", count=2) == [(1.0, 5)]
+    assert plan(300, **drawn) == [(0.3, 5)]
+    assert plan(300, **{**drawn, "full_last_round": True}) == [(0.3, 4), (1.0, 1)]
+
+
+def test_draws_that_are_repeated_hide_nobody():
+    """A cohort that is too small is drawn again, which takes part in with a higher probability."""
+    drawn = {"plan": "bernoulli", "probability": 0.3, "full_last_round": False}
+    assert plan(20, **drawn) == [(1.0, 5)], "nobody may have been drawn"
+    assert plan(300, min_clients=2, **drawn) == [(0.3, 5)], "that hardly happens"
+    assert plan(300, min_clients=60, **drawn) == [(1.0, 5)]
+    masked = replace(NOISY, secure_sums=True, smallest_sum=60)
+    assert plan(300, masked, **drawn) == [(1.0, 5)]
+
+    # With these numbers, a draw by itself has 3 of 6 clients in every round.
+    result = reports("fedavg", participation=Participation(plan="bernoulli", probability=0.3))
+    assert result[-1].privacy["epsilon"] == result[-1].privacy["epsilon_known_cohort"]
+
+
+def test_means_by_weights_of_their_own_are_those_without_noise():
+    """Clients say how many examples of a class they have; the server divides by the sum."""
+    federation = small_federation("mlp")
+    clients = range(federation.roster.population)
+    counts = torch.stack([federation.info(client).class_counts for client in clients])
+    weights = {"prototypes": float(counts.max())}
+    wide = PrivacyOptions(unit="client", noise=1e-12, clip=1e6, weights=weights)
+    exact = server_of(reports("fedproto", privacy=PrivacyOptions(), rounds=1))
+    noisy = server_of(reports("fedproto", privacy=wide, rounds=1))
+
+    # A sum of weights below that of one client is taken for noise.
+    sure = counts.sum(0) > counts.max()
+    assert sure.any()
+    means = [server["prototypes/means"][sure] for server in (noisy, exact)]
+    torch.testing.assert_close(*means, rtol=1e-4, atol=1e-4)
+
+
+def test_fedcr_runs_with_noise():
+    assert server_of(reports("fedcr"))["means"].isfinite().all()
+
+
+def test_the_divisor_counts_clients_that_cannot_train():
+    """They are drawn too, and then have nothing to send."""
+    schedule = Schedule(rounds=5, participation=Participation(plan="fixed", count=10))
+    drawn = drawn_from(NOISY, schedule, population=40, trainable=20)
+    assert expected_clients(schedule, drawn, 1) == 5.0
 
 
 def test_means_of_a_full_last_round_are_over_all_clients():
     drawn = Participation(plan="bernoulli", probability=0.3, full_last_round=True)
     schedule = Schedule(rounds=5, participation=drawn)
-    assert [expected_clients(schedule, round, 20) for round in (1, 4, 5)] == [6.0, 6.0, 20.0]
+    twenty = drawn_from(NOISY, schedule, population=20, trainable=20)
+    expected = [expected_clients(schedule, twenty, round) for round in (1, 4, 5)]
+    assert expected == [6.0, 6.0, 20.0]
 
     # One round, and so a full one: the mean is that of a run in which all take part.
     wide = PrivacyOptions(unit="client", noise=1e-13, clip=1e6)

@@ -237,7 +237,9 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
         stds = precision.rsqrt()
 
         # a class that nobody sent stays as it was
-        sent = received["precisions"].total_weight[:, None] > 0
+        # With noise there is one weight for all classes.
+        weight = received["precisions"].total_weight.expand(len(server.means))
+        sent = weight[:, None] > 0
         dtype = server.means.dtype
         means = means.to(dtype).where(sent, server.means)
         stds = stds.to(dtype).where(sent, server.stds)

@@ -24,6 +24,7 @@ from fedtailor.privacy.claims import promise_of
 
 if TYPE_CHECKING:
     from fedtailor.experiment.config import Config
+    from fedtailor.privacy.plan import Drawn
 
 _BUDGETS = (8.0, 4.0, 2.0, 1.0)
 """Epsilons for which the noise is shown where the configuration names none."""
@@ -96,8 +97,9 @@ def _plan(config: Config) -> dict[str, Any]:
     else:
         from fedtailor.privacy.plan import planned_record
 
+        drawn = _drawn(config)
         for budget in budgets:
-            plan = planned_record(replace(privacy, epsilon=budget), schedule)
+            plan = planned_record(replace(privacy, epsilon=budget), schedule, drawn)
             plans.append({**plan, "budget": budget})
 
     return {
@@ -106,6 +108,24 @@ def _plan(config: Config) -> dict[str, Any]:
         "participation": schedule.participation.as_value(),
         "plans": plans,
     }
+
+
+def _drawn(config: Config) -> Drawn:
+    """Return whom cohorts are drawn from; the data are read only if they decide it."""
+    from fedtailor.privacy.plan import drawn_from
+
+    participation = config.schedule.participation
+    population = config.data.clients - config.data.num_new
+    trainable = population
+    if participation.plan == "bernoulli" and not config.data.clients:
+        from fedtailor.experiment.assembly import assemble
+        from fedtailor.experiment.config import first_training
+
+        roster = assemble(first_training(config), config.seeds[0]).federation.roster
+        population = roster.population
+        trainable = len(roster.trainable_clients)
+
+    return drawn_from(config.privacy, config.schedule, population=population, trainable=trainable)
 
 
 def _show(record: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ def allow_study(folder: Path, source: Path) -> SitePolicy:
         source: ``federation.toml`` of the study, or ``plan.json`` of an earlier run of it.
 
     Raises:
-        ConfigError: the study names no model, or ``site.toml`` has its policy in one line.
+        ConfigError: the study names no model.
         DataError: the plan is damaged.
     """
     policy = _policy_for(_study(source), load_site(folder).policy)

@@ -289,7 +289,7 @@ def assemble(
 def planned_privacy(parts: PreparedRun) -> dict[str, Any]:
     """Return what noise will promise after all rounds of a run, in the form of its result."""
     # Few runs have noise, and others do not import this, and SciPy.
-    from fedtailor.privacy.plan import planned_record
+    from fedtailor.privacy.plan import drawn_from, planned_record
 
     privacy = parts.config.privacy
     schedule = parts.config.schedule
@@ -297,7 +297,14 @@ def planned_privacy(parts: PreparedRun) -> dict[str, Any]:
     plan = example_plan(parts.algorithm, roster, schedule, privacy)
     if plan is not None:
         return plan.record(plan.epsilons())
-    return planned_record(privacy, schedule)
+
+    drawn = drawn_from(
+        privacy,
+        schedule,
+        population=roster.population,
+        trainable=len(roster.trainable_clients),
+    )
+    return planned_record(privacy, schedule, drawn)
 
 
 def resolved(

@@ -200,14 +200,16 @@ def _audited_clients(
 ) -> _Audited:
     """Let made-up clients contribute to sums."""
     schedule = prepared.config.schedule
+    privacy = prepared.config.privacy
     roster = prepared.federation.roster
+    rounds = range(1, schedule.rounds + 1)
     mean_size = np.mean([roster.num_train[client] for client in roster.trainable_clients])
     with placed(prepared.device):
         canaries = Canaries(
             server.messages,
             count,
             num_train=round(_TIMES_THE_EXAMPLES * float(mean_size)),
-            rates=[rate_of(schedule, round) for round in range(1, schedule.rounds + 1)],
+            rates=[rate_of(privacy, schedule, releases.drawn, round) for round in rounds],
             key=key,
         )
 

@@ -19,7 +19,7 @@ from fedtailor.privacy.class_statistics import NoisySums, SumsMechanism
 from fedtailor.privacy.ledger import Ledger, LedgerEntry
 from fedtailor.privacy.mechanism import ClientBounds, ClientMechanism, Sent, digest_of
 from fedtailor.privacy.options import PrivacyOptions
-from fedtailor.privacy.plan import expected_clients, noise_of, rate_of
+from fedtailor.privacy.plan import Drawn, expected_clients, noise_of, rate_of
 from fedtailor.simulation.report import RoundReport
 
 
@@ -58,7 +58,7 @@ class Releases:
         privacy: PrivacyOptions,
         schedule: Schedule,
         messages: Messages,
-        num_trainable: int,
+        drawn: Drawn,
         ledger: Ledger | None,
     ) -> None:
         """Find the noise.
@@ -67,18 +67,18 @@ class Releases:
             privacy: the options, whose unit is the client.
             schedule: how many rounds there are, and who takes part.
             messages: the declaration of the method.
-            num_trainable: how many clients can train.
+            drawn: whom cohorts are drawn from.
             ledger: what was released before, and what will be; None: it stays in memory.
         """
         self._privacy = privacy
         self._schedule = schedule
-        self._num_trainable = num_trainable
+        self.drawn = drawn
         self._ledger = ledger if ledger is not None else Ledger()
         self.mechanism = ClientMechanism(
             messages=messages,
             clip=privacy.clip,
-            noise=noise_of(privacy, schedule),
-            expected=expected_clients(schedule, 1, num_trainable),
+            noise=noise_of(privacy, schedule, drawn),
+            expected=expected_clients(schedule, drawn, 1),
             scales=privacy.scales,
             weights=privacy.weights,
         )
@@ -99,7 +99,7 @@ class Releases:
             round=report.round,
             attempt=report.attempt,
             noise=self.mechanism.noise,
-            rate=rate_of(self._schedule, report.round),
+            rate=rate_of(self._privacy, self._schedule, self.drawn, report.round),
             clip=self._privacy.clip,
             cohort=tuple(report.cohort),
             digest=digest_of(totals),
@@ -108,7 +108,7 @@ class Releases:
 
         key = rng.new_key(seed, round=report.round, purpose=f"privacy/attempt/{report.attempt}")
         # All take part in a full last round.
-        expected = expected_clients(self._schedule, report.round, self._num_trainable)
+        expected = expected_clients(self._schedule, self.drawn, report.round)
         return replace(self.mechanism, expected=expected).release(totals, sent, key)
 
 

@@ -201,7 +201,7 @@ def history_of(schedule: Schedule, roster: Roster) -> History | None:
     names = [roster.name_of(client) for client in range(len(roster.num_train))]
     history = History(schedule.history, names, roster.num_new)
     trainable = frozenset(roster.trainable_clients)
-    for round in history.rounds:
+    for round in sorted({1, *history.rounds}):
         training = [client for client in history.members(round) if client in trainable]
         if len(training) < schedule.fewest_members:
             allowed = f"such that {schedule.fewest_members} or more clients train in every round"
@@ -309,6 +309,7 @@ class RunServer:
             return self.messages
 
         # Few runs have noise, and others do not import this.
+        from fedtailor.privacy.plan import drawn_from
         from fedtailor.simulation.noisy_steps import NoisySteps
         from fedtailor.simulation.noisy_sums import ExampleReleases, Releases
 
@@ -322,7 +323,13 @@ class RunServer:
             self.releases = ExampleReleases(privacy, schedule, self.roster, self.algorithm, ledger)
             return self.messages
 
-        releases = Releases(privacy, schedule, self.messages, self.num_trainable, ledger)
+        drawn = drawn_from(
+            privacy,
+            schedule,
+            population=self.roster.population,
+            trainable=self.num_trainable,
+        )
+        releases = Releases(privacy, schedule, self.messages, drawn, ledger)
         self.releases = releases
         contributed = releases.mechanism.contributions
         self.summed = tuple(contributed)
@@ -607,7 +614,8 @@ class RunServer:
             if self.steps is not None:
                 received = self.steps.repaired(received, ids)
         else:
-            totals = {name: attempt.sums[name].total() for name in self.uploaded}
+            # Weights of their own are summed beside the fields.
+            totals = {name: attempt.sums[name].total() for name in self.summed}
             received = self.releases.release(report, totals, sent, self.seed)
         if self.optimizer is not None:
             received, moments = self.optimizer.step(self.state.server, received, self.state.moments)
