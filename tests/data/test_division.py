@@ -287,3 +287,14 @@ def test_new_clients_by_name_come_last() -> None:
     assert any("Lyon, Oslo" in note for note in division.notes)
     with pytest.raises(ConfigError, match="'Lyon'"):
         divide(DataOptions(new_clients=("Lion",), path="x"), run_seed=0, dataset=dataset)
+
+
+def test_sites_that_join_are_not_the_new_ones():
+    options = DataOptions(dataset="synthetic", clients=5, new_clients=1)
+    division = divide(options, run_seed=0, late=("domain 4",))
+    assert division.client_names[-2:] == ("domain 4", "domain 3")
+    assert (division.num_late, division.num_new) == (1, 1)
+
+    named = DataOptions(dataset="synthetic", clients=5, new_clients=("domain 4",))
+    with pytest.raises(ConfigError, match="do not join during the run"):
+        divide(named, run_seed=0, late=("domain 4",))

@@ -99,8 +99,13 @@ def test_a_worker_shares_the_weights_and_nothing_else():
 
 
 SOURCE = """
+import torch
 from torch import nn
 SIZE = 4
+MEAN = torch.tensor([0.5])
+LIGHTEN = nn.Threshold(-1.0, 0.0)
+halve, same = lambda x: x * 0.5, 0
+keep = lambda x: x * 1.0
 class Settings:
     version = 1
 def resize(x):
@@ -113,6 +118,7 @@ class Encoder(nn.Module):
         nn.init.ones_(self.head.weight)
         nn.init.zeros_(self.head.bias)
     def forward(self, x):
+        x = keep(halve(LIGHTEN(x - MEAN)))
         return self.head(resize(x).flatten(1)) * self.scale
 def encoder():
     return Encoder()
@@ -131,6 +137,9 @@ def unused():
         ("interpolate(x, size", "interpolate(x, mode='bicubic', size", True),
         ("return 1", "return 2", False),
         ("version = 1", "version = 2", False),
+        ("tensor([0.5])", "tensor([0.1])", True),
+        ("Threshold(-1.0", "Threshold(-2.0", True),
+        ("x * 1.0", "x * 3.0", True),
     ],
 )
 def test_the_digest_covers_weights_code_and_constants(

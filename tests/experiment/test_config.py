@@ -26,6 +26,7 @@ from fedtailor.experiment.config import (
     parse_assignment,
     to_toml,
 )
+from fedtailor.experiment.methods import with_methods
 from fedtailor.experiment.run import run
 from fedtailor.simulation.engines import EngineOptions
 
@@ -337,3 +338,20 @@ def test_files_that_cannot_be_read(tmp_path, content, sentence):
         load_config(path)
     with pytest.raises(ConfigError, match="cannot be the name of a file"):
         load_config("a\0b")
+
+
+def test_a_known_data_set_takes_the_place_of_own_data():
+    in_file = {"data": {"path": "my_tables"}}
+    assert make_config(in_file, [("data.dataset", "digits")]).data.path == ""
+    assert in_file == {"data": {"path": "my_tables"}}
+    both = [("data.dataset", "digits"), ("data.path", "others")]
+    assert make_config(in_file, both).data.path == "others"
+
+
+@pytest.mark.parametrize("given", [{"finetune": "head"}, {"preset": "tuned"}])
+def test_options_beside_named_methods_are_refused(given):
+    config = make_config({"algorithm": {"name": "fed3r" if "preset" in given else "fedavg_ft"}})
+    assert len(with_methods(config, ["fedavg_ft", "local"])) == 2
+    with_options = make_config({"algorithm": {"name": config.algorithm.name, **given}})
+    with pytest.raises(ConfigError, match="without options beside -a"):
+        with_methods(with_options, ["fedavg_ft", "local"])

@@ -387,6 +387,27 @@ def test_an_edited_configuration_is_not_taken_for_that_of_the_rounds_before(fold
     assert resumed(load_config(file), "one").rounds == [2, 3]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seed = 0", "seed = 1", "seed was 0 when the run began, and is 1 now"),
+        (
+            "hidden = 5",
+            'hidden = 5\nchannels1 = 3',
+            "model.options.channels1 was not given when the run began",
+        ),
+    ],
+)
+def test_an_edited_seed_and_an_added_option_are_noticed(folder, old, new, said):
+    interrupted(config(), folder / "run", after=1)
+    path = folder / "run" / "experiment.toml"
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=said):
+        run(load_config(path), out=folder / "run")
+
+
 def test_an_edited_split_is_written_again(folder):
     interrupted(config(), "one", after=2)
     file = Path("one/split.json")

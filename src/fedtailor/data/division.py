@@ -264,9 +264,14 @@ def _by_partition(
     # New clients come last: those that the options name, or the last ones.
     last = options.new_clients
     if isinstance(last, int) and names and late:
-        last = names[len(names) - last :]
+        others = tuple(name for name in names if name not in late)
+        last = others[len(others) - last :]
 
     if isinstance(last, tuple):
+        both = [name for name in last if name in late]
+        if both:
+            raise wrong_value("data.new_clients", "clients that do not join during the run", both)
+
         order = _order_with_last(names, (*late, *last))
         positions = [positions[client] for client in order]
         names = tuple(names[client] for client in order)

@@ -24,9 +24,9 @@ def digest_of_module(function: Callable[[], nn.Module], module: nn.Module) -> st
     """Return the SHA-256 of a module, the same on every machine.
 
     It covers all parameters and buffers; the source of the function, of the classes of the module
-    and its parts, and of what these name in their own files, with plain constants there; and those
-    attributes of all parts that are plain, or can be called, such as transforms. Classes of PyTorch
-    count by their names. Other objects, such as settings, do not count.
+    and its parts, and of what these name in their own files; and those attributes of all parts, and
+    global values of these files, that are plain, are arrays, or can be called, such as transforms.
+    Classes of PyTorch count by their names. Other objects, such as settings, do not count.
 
     Args:
         function: of the user, which has made the module.
@@ -34,8 +34,9 @@ def digest_of_module(function: Callable[[], nn.Module], module: nn.Module) -> st
     """
     digest = hashlib.sha256()
     sources: dict[str, str] = {}
-    _add_source(function, sources)
-    _add_value(digest, "", module, sources, set())
+    seen: set[int] = set()
+    _add_source(function, sources, seen)
+    _add_value(digest, "", module, sources, seen)
     for name, source in sorted(sources.items()):
         digest.update(f"{name}\n{source}\n".encode())
 
@@ -52,7 +53,7 @@ def _add_value(digest: Any, path: str, value: Any, sources: dict[str, str], seen
         digest.update(f"{path} = {value!r}\n".encode())
     elif isinstance(value, FunctionType | type):
         digest.update(f"{path}: {_name_of(value)}\n".encode())
-        _add_source(value, sources)
+        _add_source(value, sources, seen)
     elif isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:
@@ -61,7 +62,7 @@ def _add_value(digest: Any, path: str, value: Any, sources: dict[str, str], seen
         seen.add(id(value))
         own_name = getattr(value, "__qualname__", "")  # of functions in C
         digest.update(f"{path}: {_name_of(type(value))} {own_name}\n".encode())
-        _add_source(type(value), sources)
+        _add_source(type(value), sources, seen)
         for key, item in _attributes_of(value):
             _add_value(digest, f"{path}.{key}", item, sources, seen)
 
@@ -86,25 +87,45 @@ def _add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
     digest.update(np.ascontiguousarray(values.reshape(-1).view(torch.uint8).numpy()))
 
 
-def _add_source(value: Any, sources: dict[str, str]) -> None:
+def _add_source(value: Any, sources: dict[str, str], seen: set[int]) -> None:
     """Add the source of a function or class, and of all that it names in its own file."""
     name = _name_of(value)
+    is_of_torch = name.split(".")[0] == "torch"
+    source = "" if is_of_torch else _source_of(value)
+
+    # All lambdas of a file have one name.
+    if "<lambda>" in name:
+        name = f"{name} {source}"
     if name in sources:
         return
 
-    is_of_torch = name.split(".")[0] == "torch"
-    sources[name] = "" if is_of_torch else _source_of(value)
+    sources[name] = source
     if is_of_torch:
         return
 
-    module = sys.modules.get(value.__module__)
-    for used in sorted(set(_names_in(value))):
-        other = getattr(module, used, None)
+    # Names of attributes are among them too.
+    in_file = vars(sys.modules.get(value.__module__, object))
+    for used in sorted(set(_names_in(value)) & set(in_file)):
+        other = in_file[used]
         if isinstance(other, FunctionType | type):
             if other.__module__ == value.__module__:
-                _add_source(other, sources)
-        elif _is_plain(other):
-            sources[f"{value.__module__}.{used}"] = repr(other)
+                _add_source(other, sources, seen)
+        else:
+            _add_global(f"{value.__module__}.{used}", other, sources, seen)
+
+
+def _add_global(name: str, value: Any, sources: dict[str, str], seen: set[int]) -> None:
+    """Add a global value of a file, such as a mean or a transform."""
+    is_counted = _is_plain(value) or callable(value)
+    is_counted |= isinstance(value, Tensor | np.ndarray | Mapping | list | tuple)
+    if name in sources or not is_counted:
+        return
+
+    # Before what it consists of, which may use it.
+    sources[name] = ""
+    digest = hashlib.sha256()
+    _add_value(digest, "", value, sources, seen)
+    sources[name] = digest.hexdigest()
 
 
 def _source_of(value: Any) -> str:

@@ -493,4 +493,8 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
         inner_table[folder] = dict(inner)
         inner_table = inner_table[folder]
 
+    # A known data set that is named after own data takes their place.
+    if key == "data.dataset":
+        inner_table.pop("path", None)
+
     inner_table[name] = value

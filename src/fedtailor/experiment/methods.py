@@ -80,10 +80,33 @@ def read_methods(texts: Sequence[str]) -> list[AlgorithmOptions]:
     return methods
 
 
+def refuse_options_beside(config: Config, beside: str) -> None:
+    """Check that no options of an algorithm would be ignored, because methods are named elsewhere.
+
+    Args:
+        config: has the algorithm.
+        beside: what names the methods.
+
+    Raises:
+        ConfigError: it has options, or a preset.
+    """
+    algorithm = config.algorithm
+    if not algorithm.options and algorithm.preset == AlgorithmOptions().preset:
+        return
+
+    ignored = ", ".join(algorithm.options) or "preset"
+    hint = "Write them with the method, such as fedavg_ft(finetune=head)."
+    raise wrong_value("[algorithm]", f"without options beside {beside}", ignored, hint)
+
+
 def with_methods(config: Config, texts: Sequence[str]) -> list[Config]:
     """Return the configuration once per method; all else is the same.
 
     Raises:
-        ConfigError: a method is given twice, or cannot be read.
+        ConfigError: a method is given twice, or cannot be read; or options of the configuration's
+            algorithm would be ignored.
     """
+    if texts:
+        refuse_options_beside(config, "-a")
+
     return [dataclasses.replace(config, algorithm=method) for method in read_methods(texts)]

@@ -16,6 +16,8 @@ from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import CONFIG_FILE, holds_run, read_provenance
 
 _MOST_DIFFERENCES = 3
+_WITHOUT_DEFAULTS = ("model.options.", "data.missing_values.")
+"""Beginnings of keys that a configuration has only where they are given."""
 
 
 def begun_config(path: Path) -> Config | None:
@@ -39,20 +41,29 @@ def values_at_start(config: Config) -> dict[str, Any]:
     # Seeds can be added, and data may move: their digest is compared.
     ignored = {*keys_without_result(), "seeds", "data.path", "data.split"}
     values = flatten(tomllib.loads(to_toml(config)))
-    return {key: value for key, value in values.items() if key not in ignored}
+    kept = {key: value for key, value in values.items() if key not in ignored}
+
+    # A run of one seed stays of that seed.
+    if len(config.seeds) == 1:
+        kept["seed"] = config.seeds[0]
+
+    return kept
 
 
 def _refuse_edited(config: Config, path: Path) -> None:
     """Check that a configuration has the values with which the run in its folder began."""
     begun = read_provenance(path).get("config", {})
     now = values_at_start(config)
-    for key, value in begun.items():
+
+    # These have no defaults, so one that was added has no value at the beginning.
+    added = [key for key in now if key.startswith(_WITHOUT_DEFAULTS) and key not in begun]
+    for key, value in {**begun, **dict.fromkeys(added)}.items():
         if now.get(key) == value:
             continue
 
         file = path / CONFIG_FILE
         raise ConfigError(
-            f"'{file}' was edited: {key} was {show(value)} when the run began, and is "
+            f"'{file}' was edited: {key} was {_show(begun, key)} when the run began, and is "
             f"{_show(now, key)} now. Change it back to resume the run. Another run with the new "
             f"value: fedtailor run {shlex.quote(str(file))} --out FOLDER.",
             key=key,

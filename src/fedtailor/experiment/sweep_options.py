@@ -31,7 +31,7 @@ from fedtailor.experiment.config import (
     read_settings,
     to_toml,
 )
-from fedtailor.experiment.methods import read_methods
+from fedtailor.experiment.methods import read_methods, refuse_options_beside
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -77,17 +77,7 @@ class SweepOptions:
         if self.halving == 1:
             raise wrong_value("sweep.halving", "0 (no pruning), or 2 or more", 1)
 
-        # training.lr = [...] needs no quotes, so a key may be there twice in two forms.
-        values: dict[str, Any] = {}
-        for name, item in self.values.items():
-            part = flatten({name: item})
-            for key in values.keys() & part.keys():
-                message = f"sweep.values gives '{key}' twice; give it once."
-                raise ConfigError(message, key=f"sweep.values.{key}")
-
-            values |= part
-
-        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "values", _flat_values(self.values))
 
         # All values and methods are checked at once.
         _ = self.space
@@ -185,6 +175,29 @@ def _refuse(key: str, allowed: str, got: Any) -> FedtailorError:
     return wrong_value(f"sweep.values.{key}", allowed, got)
 
 
+def _flat_values(table: Any) -> dict[str, Any]:
+    """Return what to try by dotted keys.
+
+    Raises:
+        ConfigError: it is no table, or gives a key twice.
+    """
+    if not isinstance(table, Mapping):
+        allowed = "a table of what to try, such as training.lr = [0.01, 0.1]"
+        raise wrong_value(f"{_SECTION}.values", allowed, table)
+
+    # training.lr = [...] needs no quotes, so a key may be there twice in two forms.
+    values: dict[str, Any] = {}
+    for name, item in table.items():
+        part = flatten({name: item})
+        for key in values.keys() & part.keys():
+            message = f"sweep.values gives '{key}' twice; give it once."
+            raise ConfigError(message, key=f"sweep.values.{key}")
+
+        values |= part
+
+    return values
+
+
 def load_sweep(
     path: str | Path, overrides: Iterable[tuple[str, Any]] = ()
 ) -> tuple[Config, SweepOptions]:
@@ -201,12 +214,12 @@ def load_sweep(
 
     # Overrides of [sweep] replace single values of the file; all others are those of a run.
     table = check_section(_SECTION, values.pop(_SECTION, {}))
-    if isinstance(table.get("values", {}), Mapping):
-        table["values"] = flatten(table.get("values", {}))
+    table["values"] = _flat_values(table.get("values", {}))
     run_overrides = []
     for key, value in overrides:
         if key.startswith(f"{_SECTION}.values."):
-            table["values"][key.removeprefix(f"{_SECTION}.values.")] = value
+            name = key.removeprefix(f"{_SECTION}.values.")
+            table["values"] = _flat_values(table["values"]) | {name: value}
         elif key.startswith(f"{_SECTION}."):
             table[key.removeprefix(f"{_SECTION}.")] = value
         else:
@@ -235,11 +248,7 @@ def methods_of(config: Config, options: SweepOptions) -> list[AlgorithmOptions]:
     if not options.methods:
         return [config.algorithm]
 
-    if config.algorithm.options or config.algorithm.preset != AlgorithmOptions().preset:
-        ignored = ", ".join(config.algorithm.options) or "preset"
-        hint = "Write them with the method, such as fedavg_ft(finetune=head)."
-        raise wrong_value("[algorithm]", "without options beside sweep.methods", ignored, hint)
-
+    refuse_options_beside(config, "sweep.methods")
     return read_methods(options.methods)
 
 
