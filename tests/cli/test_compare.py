@@ -222,6 +222,8 @@ def test_two_processes_do_not_share_a_comparison(done, capsys):
         ),
         (["-a", "fedavg", "-a", "ditto", "--metric", "acc"], 3, "unknown metric 'acc'"),
         (["-a", "fedavg", "-a", "ditto", "--point", "nowhere"], 3, "unknown evaluation point"),
+        (["-a", "fedavg", "-a", "ditto", "--against", "dito"], 3, "did you mean 'ditto'?"),
+        (["-a", "ditto", "-a", "ditto(penalty=2)", "--against", "ditto"], 3, "unknown method"),
         (["-a", "fedavg", "-a", "ditto", "one", "two"], 2, "one configuration or none"),
         (["--rounds", "3", "runs/a"], 2, "--rounds has no effect"),
         (["nothing"], 4, "there is no folder 'nothing'"),

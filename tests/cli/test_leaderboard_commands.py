@@ -56,8 +56,10 @@ def test_run_then_add_then_show(tmp_path, capsys, monkeypatch):
         {"algorithm.unused": 2.0},
     ]
 
-    assert main(["leaderboard", "add", "local", "--records", "new.jsonl", "--only", "/0"]) == 0
-    assert "no records of other methods to compare with" in capsys.readouterr().err
+    assert main(["leaderboard", "add", "Local", "--records", "new.jsonl", "--only", "/0"]) == 0
+    captured = capsys.readouterr()
+    assert "digits: place" in captured.out
+    assert "no records of other methods to compare with" in captured.err
 
     assert main(["leaderboard", "show"]) == 0
     assert "my_method_of_the_board:Mine" in capsys.readouterr().out
@@ -66,7 +68,7 @@ def test_run_then_add_then_show(tmp_path, capsys, monkeypatch):
     assert "Mine" in (tmp_path / "page.md").read_text() and (tmp_path / "page.png").is_file()
     records = (tmp_path / "page-records.md").read_text()
     repeats = "fedtailor leaderboard add my_method_of_the_board:Mine"
-    assert f'{repeats} --values "algorithm.unused=[1.0, 2.0]" --only digits/' in records
+    assert f"{repeats} --values 'algorithm.unused=[1.0, 2.0]' --only digits/" in records
 
 
 @pytest.mark.parametrize("command", ["run", "add"])
@@ -87,6 +89,10 @@ def test_mistakes_are_told_in_a_sentence(capsys, tmp_path):
     words = ["leaderboard", "add", "ditto", "--values", "training.lr=[1, 2, 3, 4, 5]"]
     assert main(words) == 3
     assert "at most 4 combinations" in capsys.readouterr().err
+    assert main(["leaderboard", "add", "ditto", "--values", "algorithm.penalty=0.5"]) == 3
+    assert "such as algorithm.penalty=[0.1, 1], got 0.5" in capsys.readouterr().err
+    assert main(["leaderboard", "run", "ditto", "--only", "typo/"]) == 3
+    assert "--only must be" in capsys.readouterr().err
     (tmp_path / "leaderboard.jsonl").write_text("{\n")
     assert main(["leaderboard", "show"]) == 4
     assert "leaderboard.jsonl" in capsys.readouterr().err

@@ -5,6 +5,9 @@ import json
 import pytest
 
 from fedtailor.cli.main import main
+from fedtailor.core.errors import DataError
+from fedtailor.experiment import expected_loss
+from fedtailor.experiment.config import make_config
 from fedtailor.privacy.accountant import Release, epsilon_of
 
 
@@ -69,3 +72,11 @@ def test_a_plan_with_the_expected_loss(capsys):
     assert "epsilon 0.20 (delta 1e-05) per example. Expected: global" in said.out
     assert "Without noise: global" in said.out
     assert "run 2 of 2: epsilon 0.20" in said.err
+
+
+def test_no_loss_can_be_expected_without_test_examples(monkeypatch):
+    untested = {"metrics": {"global": {"clients": {"evaluated": 0}}}}
+    monkeypatch.setattr(expected_loss, "run", lambda *_, **__: untested)
+    config = make_config({})
+    with pytest.raises(DataError, match="no client has test examples"):
+        expected_loss.expected_accuracies(config, config.privacy)

@@ -80,6 +80,16 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_comparison_in_which_nothing_has_begun_has_no_report(tmp_path, capsys):
+    folder = tmp_path / "comparison"
+    folder.mkdir()
+    record = {"version": 1, "kind": "comparison", "runs": ["runs/ditto"]}
+    (folder / "comparison.json").write_text(json.dumps(record))
+    assert main(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 4
+    assert "no run has begun yet" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
 def test_watching_a_finished_run_ends_at_once(tmp_path):
     run = write_run(tmp_path / "run")
     out = tmp_path / "r.html"

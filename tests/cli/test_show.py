@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from scipy import stats
 
 from fedtailor.cli.main import main
 from fedtailor.cli.show import console
+from fedtailor.cli.show.data import show_embedded
 from fedtailor.cli.show.progress import PlainProgress, make_progress
+from fedtailor.cli.show.results import show_result
 from fedtailor.experiment.estimates import wilson_interval
 from fedtailor.experiment.reader import read_run
 
@@ -221,3 +224,21 @@ def test_names_are_taken_in_any_spelling(capsys):
         ["LIST", "Models"],
     ):
         assert main(command) == 0, command
+
+
+def test_a_command_to_copy_has_its_path_in_quotes(capsys):
+    record = {"out": "my features", "dimension": 3, "encoder": "e", "sites": {}, "notes": []}
+    show_embedded(record)
+    assert "fedtailor run --data 'my features'" in capsys.readouterr().err
+
+
+def test_models_that_are_missing_are_not_promised(folder, capsys):
+    assert main(["run", "-a", "fedavg", "--clients", "3", "--rounds", "1", "--out", "one"]) == 0
+    assert "Scores and a model for every client are in one" in capsys.readouterr().err
+    result = read_run("one").result
+    (folder / "one" / "models" / "1.safetensors").unlink()
+    show_result(result)
+    assert "Scores and 2 of 3 models (events.jsonl says why)" in capsys.readouterr().err
+    shutil.rmtree(folder / "one" / "models")
+    show_result(result)
+    assert "Scores and no model (events.jsonl says why)" in capsys.readouterr().err

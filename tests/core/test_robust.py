@@ -307,3 +307,10 @@ def test_a_rule_needs_enough_clients(rule, share, fewest):
         ):
             with pytest.raises(ConfigError, match=rf"fewer than {fewest} clients .* got '{rule}'"):
                 few.check(fewest - 1)
+
+
+def test_a_share_that_is_a_whole_number_of_clients_is_not_rounded_down(float64):
+    bad = tuple(range(29))
+    assert sorted(left_out_by_krum(uploads(100, bad), {}, share=0.29)) == list(bad)
+    ordered = torch.cat([torch.zeros(71), torch.full((29,), 1e6)])[:, None]
+    assert float(robust._trimmed_mean(ordered, torch.tensor([100]), share=0.29)) == 0.0

@@ -309,3 +309,24 @@ def test_operating_points_of_folds_count_the_tests_of_all_that_have_a_threshold(
     assert joint["test"] == {name: 2 * count for name, count in counts.items()}
     assert (joint["folds"], joint["positives"], joint["problem"]) == (2, 4, "too few")
     assert joint["probability"] is None
+
+
+def test_what_happened_in_a_fold_is_told_with_its_number(sites, tmp_path):
+    folder = tmp_path / "run"
+    run(config(sites), out=folder)
+    assert {event["kind"] for event in read_run(folder).events} <= {"note"}
+
+    # As if an upload had been left out in the second fold.
+    (folder / "result.json").unlink()
+    event = {"round": 1, "client": 0, "kind": "quarantine", "reason": "not finite"}
+    with (fold_folder(folder, 2) / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+    run(config(sites), out=folder)
+    told = [event for event in read_run(folder).events if event["kind"] != "note"]
+    assert told == [{**event, "fold": 2}]
+    (section,) = [
+        part for part in build_page(read_methods([folder])).sections if part.name == "events"
+    ]
+    _, every = section.tables
+    assert ["1 (fold 2)", "Oslo", "quarantine", "not finite"] in [row[2:] for row in every.rows]

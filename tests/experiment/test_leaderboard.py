@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedtailor.algorithms import ALGORITHMS
-from fedtailor.core.errors import ConfigError, DataError, UsageError
+from fedtailor.core.errors import ConfigError, DataError, RunError, UsageError
 from fedtailor.data import build
 from fedtailor.experiment import baselines, leaderboard
 from fedtailor.experiment.config import make_config
@@ -296,3 +296,47 @@ def test_damaged_records_are_refused(tmp_path: Path, line: str) -> None:
     path.write_text(f"{line}\n")
     with pytest.raises(DataError, match=r"records\.jsonl"):
         read_board(path)
+
+
+def test_a_record_that_cannot_be_written_costs_no_cell(small, monkeypatch):
+    append = leaderboard.append_lines
+
+    def refuse(path, records):
+        raise RunError(f"cannot write '{path}': No space left on device.", path=path)
+
+    monkeypatch.setattr(leaderboard, "append_lines", refuse)
+    with pytest.raises(RunError, match="No space left"):
+        run(small, "local", only=["/0"])
+    assert list((small.parent / "work").glob("small*"))
+
+    # The trials are there, and no round is made again.
+    monkeypatch.setattr(leaderboard, "append_lines", append)
+    monkeypatch.setattr(RunProgress, "round", lambda *_: pytest.fail("it trains again"))
+    assert run(small, "local", only=["/0"]) == {}
+    assert list(read_board(small)) == ["small/local/0"]
+    assert not list((small.parent / "work").glob("small*"))
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_first_cell(small, monkeypatch):
+    monkeypatch.setattr(leaderboard, "run_cell", lambda *_: pytest.fail("a cell has begun"))
+    small.write_text("")
+    with pytest.raises(RunError, match="cannot"):
+        run(small / "records.jsonl", "local", only=["/0"])
+
+
+def test_a_client_without_a_score_has_its_place():
+    line = {"round": 2, "point": "personalized", "test_set": "clients"}
+    lines = [{**line, "client": 0, "accuracy": 0.5}, {**line, "client": 2, "accuracy": 0.25}]
+    assert list(leaderboard._accuracies(lines, 2, clients=4)) == [0.5, None, 0.25, None]
+    assert list(leaderboard._accuracies([], 2, clients=2)) == [None, None]
+
+
+@pytest.mark.parametrize("value", [0.5, True, "uniform(0.1, 1)", []])
+def test_what_is_tried_is_a_list(value):
+    with pytest.raises(ConfigError, match="--values must be a list of values to try"):
+        make_cells(["ditto"], values={"algorithm.penalty": value})
+
+
+def test_a_name_of_no_cell_is_refused():
+    with pytest.raises(ConfigError, match="--only must be parts of the name of a cell"):
+        make_cells(["ditto"], only=["typo/"])

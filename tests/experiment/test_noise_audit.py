@@ -174,6 +174,7 @@ def test_an_audit_repeats_exactly():
         ({}, 49, "--canaries must be 50 or more, got 49"),
         ({}, 651, "--canaries must be at most 650"),
         ({"algorithm": {"name": "fedproto"}}, 200, "weighs 'prototypes'"),
+        ({"evaluation": {"select": "best", "personalized_every": 10}}, 200, "the last round"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(sections, canaries, message):

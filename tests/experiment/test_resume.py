@@ -393,7 +393,7 @@ def test_an_edited_configuration_is_not_taken_for_that_of_the_rounds_before(fold
         ("seed = 0", "seed = 1", "seed was 0 when the run began, and is 1 now"),
         (
             "hidden = 5",
-            'hidden = 5\nchannels1 = 3',
+            "hidden = 5\nchannels1 = 3",
             "model.options.channels1 was not given when the run began",
         ),
     ],

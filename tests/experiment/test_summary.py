@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy import stats
 from fedtailor.core.federation import Roster
 from fedtailor.core.metrics import CLASS_SHARES, METRICS
 from fedtailor.core.scores import score
+from fedtailor.core.task import Task
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.estimates import auroc_interval, wilson_interval
 from fedtailor.experiment.reader import chance_warning, read_run
@@ -19,9 +21,11 @@ from fedtailor.experiment.summary import (
     _chance,
     _classes_over_clients,
     _majority_of,
+    _site_scores,
     average,
+    event_sentences,
 )
-from fedtailor.simulation.report import Evaluation
+from fedtailor.simulation.report import NOBODY, Evaluation, RoundReport, RunState
 
 NAMES = ["benign", "malignant"]
 
@@ -193,3 +197,40 @@ def test_the_majority_of_a_run_is_that_of_training_classes(finished):
     expected = np.mean([east, *benign[1:]])
     assert finished.result["majority_accuracy"] == pytest.approx(expected)
     assert "balanced_accuracy_interval" in sites["south"]
+
+
+def test_a_failure_on_the_complete_test_part_is_that_of_no_client():
+    task = Task(torch.nn.Linear(2, 2), 2, (2,))
+    roster = Roster(task, num_train=[1, 1], names=["north", "south"])
+    report = RoundReport(1, [0], RunState(server=()))
+    for client, words in ((NOBODY, "the complete test part"), (0, "client north")):
+        report.events = [{"kind": "failed", "client": client, "reason": "out of memory."}]
+        (sentence,) = event_sentences(report, roster)
+        assert sentence == f"round 1: 1 client failed ({words}: out of memory)"
+
+
+def test_intervals_count_a_patient_once():
+    """A hundred rows of ten patients say no more than ten."""
+    examples = torch.arange(20)
+    roster = Roster(
+        common_task=SimpleNamespace(num_classes=2),
+        num_train=[10],
+        names=["clinic"],
+        num_test=[20],
+        test_groups=[5],
+    )
+    assert roster.independence(0) == 0.25
+    scores = score(
+        torch.stack([examples % 2, 1 - examples % 2], 1).float() * (examples < 16)[:, None],
+        1 - examples % 2,
+        torch.ones(20),
+        2,
+    )
+    alone = _site_scores({0: scores}, replace(roster, test_groups=()))["clinic"]
+    grouped = _site_scores({0: scores}, roster)["clinic"]
+    for name in ("accuracy_interval", "balanced_accuracy_interval"):
+        widths = [site[name]["high"] - site[name]["low"] for site in (alone, grouped)]
+        assert widths[1] > 1.4 * widths[0], name
+
+    assert grouped["accuracy"] == alone["accuracy"]
+    assert grouped["accuracy_interval"] == wilson_interval(alone["accuracy"], 5)

@@ -593,12 +593,30 @@ def test_the_section_of_a_file_is_read_and_written(tmp_path):
         ("[sweep]\ntrails = 3", "did you mean 'trials'"),
         ("[sweep]\nvalues = 3", "sweep.values must be"),
         ("[sweep.values]\ntraining.lr = [2020-01-01]", "a list of numbers"),
+        (
+            '[sweep.values]\n"training.lr" = [0.1]\ntraining.lr = [0.2]',
+            "gives 'training.lr' twice",
+        ),
         ("[sweep", "not valid TOML"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError) as raised:
             load_sweep(path)
         assert words in raised.value.message
+
+
+def test_a_mark_that_an_editor_writes_before_the_first_letter_is_no_part_of_a_file(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_bytes("seed = 7\r\n[sweep.values]\r\ntraining.lr = [0.1]\r\n".encode("utf-8-sig"))
+    settings, options = load_sweep(path)
+    assert settings.seeds == (7,) and options.values == {"training.lr": [0.1]}
+
+
+def test_values_of_the_command_need_a_table_in_the_file(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text("[sweep]\nvalues = 5\n")
+    with pytest.raises(ConfigError, match=r"sweep\.values must be a table of what to try"):
+        load_sweep(path, [("sweep.values.training.lr", [0.1])])
 
 
 @pytest.mark.parametrize(

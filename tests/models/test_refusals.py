@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 from fedtailor.core.errors import ConfigError
 from fedtailor.models.module import from_module
@@ -191,3 +192,82 @@ def test_inputs_and_outputs_that_do_not_fit_are_refused():
     assert "cannot be copied" in refused(
         nn.Sequential(nn.LazyBatchNorm2d(), nn.Flatten(), nn.Linear(108, 4))
     )
+
+
+class Checkpointed(nn.Module):
+    """Runs some of its layers again in the backward pass."""
+
+    def __init__(self, *layers, reentrant=False):
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.again = nn.Sequential(*layers, nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6))
+        self.fc = nn.Linear(6, 4)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        z = self.first(x)
+        return self.fc(checkpoint(self.again, z, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Checkpointed(), Checkpointed(nn.Dropout(0.5)), Checkpointed(reentrant=True)],
+    ids=["plain", "dropout", "reentrant"],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_gradient_checkpointing_is_refused(module):
+    assert "turn gradient checkpointing off" in refused(module, input_shape=(4,))
+
+
+class Unusual(nn.Module):
+    """Has what could be taken for wrong gradients: none, frozen ones, and layers used twice."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.again = nn.Linear(width, width)
+        self.tied = nn.Linear(width, width)
+        self.tied.weight = self.again.weight
+        self.drop = nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(width, momentum=None)
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.unused = nn.Linear(width, width)
+        self.detached = nn.Linear(width, width)
+        self.register_buffer("whole", torch.arange(width))
+        self.fc = nn.Linear(width, 4)
+
+    def forward(self, x):
+        z = self.norm(self.drop(self.again(self.norm(self.drop(self.again(x))))))
+        z = self.frozen(self.tied(z)) * self.whole
+        return self.fc(z + self.detached(x).detach())
+
+
+class LastOutput(nn.Module):
+    def forward(self, outputs):
+        return outputs[0][:, -1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_right_gradients_are_not_refused(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        recurrent = nn.LSTM(3, 5, num_layers=2, bidirectional=True, batch_first=True)
+        sparse = nn.Sequential(Rounded(), nn.Embedding(9, 2, sparse=True), nn.Flatten())
+        modules = {
+            Unusual(): (6,),
+            nn.Sequential(recurrent, LastOutput(), nn.Linear(10, 4)): (7, 3),
+            nn.Sequential(sparse, nn.Linear(8, 4)): (4,),
+            nn.Sequential(nn.Linear(4, 6).requires_grad_(False), nn.Linear(6, 4)): (4,),
+            nn.Linear(4, 4): (4,),
+        }
+        for module, shape in modules.items():
+            assert from_module(module, input_shape=shape, num_classes=4).feature_dim
+            for without_gradients in (torch.no_grad, torch.inference_mode):
+                with without_gradients():
+                    assert from_module(module, input_shape=shape, num_classes=4).feature_dim
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Rounded(nn.Module):
+    def forward(self, x):
+        return (8 * x.abs()).long()

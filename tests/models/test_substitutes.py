@@ -172,3 +172,11 @@ def test_every_dropout_and_every_use_draws_its_own_mask():
     z, _ = run(model, model.init(new_key(0)), torch.ones(2, 4000))
     share = float((z != 0).double().mean())
     assert abs(share - 1 / 8) < 5 * (1 / 8 * 7 / 8 / 8000) ** 0.5
+
+
+def test_a_batch_may_be_empty():
+    module, shape = network(nn.BatchNorm1d, track_running_stats=False)
+    model = from_module(module, input_shape=shape, num_classes=3)
+    for training in (False, True):
+        z, _ = run(model, model.values(), torch.empty(0, *shape), training=training)
+        assert z.shape == (0, 6)

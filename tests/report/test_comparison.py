@@ -463,3 +463,23 @@ def test_the_page_names_every_figure_and_what_is_significant():
     assert f"below {SIGNIFICANT}" in text and f"up to {MOST_EXACT} clients" in text
     assert f"{RESAMPLES:,} times" in text and SIGNIFICANT < 2 / 2**5  # five clients are too few
     assert all(f"`{metric}`" in text for metric in CLIENT_METRICS)
+
+
+def test_a_figure_of_some_seeds_does_not_stand_beside_those_of_all(tmp_path):
+    folders = write_three(tmp_path)
+    path = folders[1] / "seed-0" / "clients.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["point"] == "personalized":
+            line["auroc"] = 0.75
+
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (known,) = compare(read_methods(folders)).groups
+    _, ditto, _ = known.methods
+    assert ditto.seeds == (0, 1) and "auroc" not in ditto.figures
+
+    other = folders[1] / "seed-1" / "clients.jsonl"
+    lines = [json.loads(line) for line in other.read_text().splitlines()]
+    other.write_text("".join(json.dumps({**line, "auroc": 0.5}) + "\n" for line in lines))
+    (known,) = compare(read_methods(folders)).groups
+    assert known.methods[1].figures["auroc"].by_seed == {0: 0.75, 1: 0.5}

@@ -1,11 +1,13 @@
 """What a leaderboard says of records: figures, verdicts on pairs, ranks, and what is missing."""
 
 import re
+import shlex
 
 import numpy as np
 import pytest
 
 from fedtailor.algorithms import ALGORITHMS
+from fedtailor.cli.options import read_assignments
 from fedtailor.experiment import leaderboard
 from fedtailor.experiment.leaderboard import REPETITIONS, VERSION, Cell
 from fedtailor.report.charts import picture
@@ -144,6 +146,11 @@ def test_records_name_harmed_clients_and_the_command_that_repeats_them():
     )
 
 
+def test_a_record_of_an_installed_package_has_no_commit():
+    page = records_page_of(board(record("digits", "local", 0, [0.5, 0.7], commit=None)))
+    assert "commit -, protocol" in page
+
+
 def test_every_row_of_a_table_leads_to_its_records(two_federations):
     page = page_of(two_federations, "board.png", "records.md")
     addresses = set(re.findall(r"\]\(records\.md#([^)]+)\)", page))
@@ -156,7 +163,13 @@ def test_the_command_of_an_own_method_names_what_was_tried(monkeypatch):
     monkeypatch.setattr(leaderboard, "source_digest", lambda *_, **__: "")
     own = record("digits", "mine:Mine", 0, [0.5])
     own["tried"] = {"algorithm.penalty": [0.1, 1.0]}
-    assert '--values "algorithm.penalty=[0.1, 1.0]"' in command_of(own)
+    assert "--values 'algorithm.penalty=[0.1, 1.0]' --only" in command_of(own)
+
+    # The command reads back what it was given, whatever it was.
+    own["tried"] = {"algorithm.blend": [True, False], "algorithm.head": ["it's", "lda"]}
+    words = shlex.split(command_of(own))
+    given = [words[place + 1] for place, word in enumerate(words) if word == "--values"]
+    assert dict(read_assignments(given, "--values")) == own["tried"]
     own["tried"] = {"training.lr": [0.01, 0.03, 0.1, 0.3]}
     assert command_of(own).startswith("fedtailor leaderboard add mine:Mine --only digits/mine:Mine")
 

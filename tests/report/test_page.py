@@ -216,6 +216,11 @@ def test_figures_of_single_methods_appear_where_records_have_their_numbers(tmp_p
     assert {row[1] for row in figures["beta"].table.rows} == {"clean", "contrast"}
 
 
+def test_a_confidence_of_nothing_has_no_shares(tmp_path):
+    run = write_run(tmp_path / "run", training={"confidence": lambda client, number: 0.0})
+    assert "confidence" not in figures_of(run)
+
+
 def test_curves_are_means_over_seeds_between_the_smallest_and_the_largest(tmp_path):
     run = write_seeds(tmp_path / "run", "ditto", (0, 1, 2))
     place = run / "seed-1" / "rounds.jsonl"

@@ -35,7 +35,11 @@ def test_the_test_examples_of_a_run_have_the_scores_of_training(kind, shelf):
         assert comparison["difference"] == pytest.approx(0, abs=1e-6), name
         assert comparison["verdict"] == "no clear difference", name
         now = record["metrics"][name]["interval"]
-        assert run.model("Mayo").card["intervals"][name] == pytest.approx(now, abs=1e-6), name
+        then = run.model("Mayo").card["intervals"][name]
+        if kind == "pictures":
+            assert then == pytest.approx(now, abs=1e-6), name
+        else:  # rows of patients, who count once in a run, and here are not named
+            assert then["high"] - then["low"] > now["high"] - now["low"], name
     assert record["examples_at_training"] == len(examples[2][1])
 
 

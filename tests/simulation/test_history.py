@@ -169,6 +169,12 @@ def test_too_few_clients_are_refused():
         run(Scaffold(), everybody)
 
 
+def test_too_few_clients_before_the_first_change_are_refused():
+    late = tuple(f"3 join {client}" for client in range(POPULATION))
+    with pytest.raises(ConfigError, match="train in every round, got '0 in round 1'"):
+        run(Scaffold(), late)
+
+
 def test_a_method_with_rows_needs_room_for_those_who_join():
     class Rows(FedRep):
         def init_federation(self, task, population, key):

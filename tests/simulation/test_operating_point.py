@@ -44,6 +44,7 @@ def test_a_threshold_of_too_few_positives_is_not_chosen():
 
     not_numbers = choose_threshold(logits_of(np.full(20, np.nan)), torch.ones(20), 0.9, 1.0)
     assert not_numbers.log_odds is None
+    assert not_numbers.problem.endswith("examples log-odds that are not finite")
     assert classify(logits_of([-1.0, 1.0]), None).tolist() == [0, 1]
 
 

@@ -1,12 +1,13 @@
 """Values at the server survive a broken client, evaluations go on without it, and total failure ends
 the run. What single clients do wrong in training is in ``faults/test_bad_clients.py``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from federations import Planned, make_federation, perceptron
+from federations import CLASSES, Planned, make_federation, perceptron
+from fedtailor.algorithms import load_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.algorithms.fedpac import FedPAC
 from fedtailor.algorithms.fedrep import FedRep
@@ -14,11 +15,13 @@ from fedtailor.core import tree
 from fedtailor.core.engine import Failure
 from fedtailor.core.errors import ClientError
 from fedtailor.core.schedule import Schedule
-from fedtailor.core.task import Training
+from fedtailor.core.task import Task, Training
+from fedtailor.models.networks import mlp
 from fedtailor.simulation.clients import LocalClients
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
+from fedtailor.simulation.quarantine import problem_with_personal
 from fedtailor.simulation.rounds import federate, simulate
 from fedtailor.testing.runs import assert_same_bits, run
 from marks import slow
@@ -183,3 +186,22 @@ def test_a_failure_on_the_complete_test_part_is_named(federation):
     )
     reason = "evaluate on the complete test part: Broken: no luck"
     assert report.events[1:] == [{"kind": "failed", "round": 1, "client": -1, "reason": reason}]
+
+
+@pytest.mark.parametrize("name", ["fedcgs", "fed3r", "fedncm", "fedcof", "one_shot_fda"])
+def test_models_that_rule_out_a_class_that_nobody_has_are_kept(name):
+    whole = make_federation(perceptron())
+    task = Task(mlp((4,), CLASSES + 1, hidden=5), CLASSES + 1, (4,))
+    trace = run(load_algorithm(name)(), Reference(), replace(whole, common_task=task), rounds=1)
+    (report,) = trace.reports
+    assert sorted(report.personal) == list(range(len(whole.splits)))
+    assert [event for event in report.events if event["kind"] == "failed"] == []
+
+
+def test_a_model_may_hold_minus_infinity_and_nothing_else_that_is_not_finite():
+    numbers = {"w": torch.tensor([1.0, -torch.inf]), "n": torch.tensor(3), "e": torch.empty(0)}
+    assert problem_with_personal(numbers) == ""
+    for wrong in (torch.nan, torch.inf):
+        for dtype in (torch.float32, torch.float16):
+            values = torch.tensor([1.0, wrong, -torch.inf], dtype=dtype)
+            assert "not finite" in problem_with_personal({**numbers, "w": values})

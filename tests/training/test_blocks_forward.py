@@ -3,12 +3,18 @@ clients."""
 
 import pytest
 import torch
+from torch import nn
 
 import fedtailor.training.stacked
 from both_ways import both_ways, key_of, one_by_one, stacked
-from federations import convolutional, make_federation, module, perceptron
+from federations import CLASSES, convolutional, make_federation, module, perceptron
+from fedtailor.algorithms.fedavg import FedAvg
 from fedtailor.core.rng import new_key, uniform
-from fedtailor.core.task import predict_features, predict_logits
+from fedtailor.core.task import Task, Training, predict_features, predict_logits
+from fedtailor.models.module import from_module
+from fedtailor.simulation.engines.batched import Batched
+from fedtailor.simulation.engines.reference import Reference
+from fedtailor.testing.runs import run
 from fedtailor.training.blocks import cached_features, forward
 from fedtailor.training.losses import cross_entropy, weighted_mean
 
@@ -128,3 +134,39 @@ def test_weighted_mean_and_cross_entropy():
     found = cross_entropy(logits, labels, torch.tensor([1.0, 1.0, 0.0, 1.0]))
     expected = torch.nn.functional.cross_entropy(logits[[0, 1, 3]], labels[[0, 1, 3]])
     assert torch.allclose(found, expected, rtol=0, atol=1e-15)
+
+
+class NeedsRows(nn.Module):
+    """A network that refuses a batch without rows, as ``view`` with -1 does."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, track_running_stats=False)
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.fc(self.norm(x.view(x.size(0), -1)))
+
+
+def test_clients_without_examples_have_no_rows():
+    model = from_module(NeedsRows(), input_shape=(4,), num_classes=CLASSES)
+    task = Task(model, CLASSES, (4,))
+    federation = make_federation(task, sizes=(0, 3, 0))
+    params = model.init(new_key(0))
+
+    def program(data, key, own):
+        return cached_features(task, params, data, key=key).x
+
+    empty = both_ways(program, federation, [0, 2])
+    assert [rows.shape for rows in empty] == [(0, 4), (0, 4)]
+    assert [len(rows) for rows in one_by_one(program, federation, [0, 1], [None, None])] == [0, 3]
+
+
+@pytest.mark.parametrize("engine", [Reference(), Batched(3)], ids=lambda engine: engine.name)
+def test_a_run_without_test_examples_trains_everybody(engine):
+    model = from_module(NeedsRows(), input_shape=(4,), num_classes=CLASSES)
+    federation = make_federation(Task(model, CLASSES, (4,)), sizes=(5, 7), test_size=0)
+    algorithm = FedAvg(training=Training(lr=0.1, epochs=1, batch_size=5))
+    for report in run(algorithm, engine, federation).reports:
+        assert list(report.trained) == [0, 1]
+        assert [event for event in report.events if event["kind"] == "failed"] == []

@@ -23,7 +23,7 @@ from fedtailor.cli.options import (
 )
 from fedtailor.cli.shell import guarded, print_json
 from fedtailor.cli.show.console import say
-from fedtailor.core.errors import FedtailorError, RunError, UsageError, find_name
+from fedtailor.core.errors import FedtailorError, RunError, UsageError, find_name, match_name
 from fedtailor.core.metrics import CLIENT_METRICS
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def compare(
             is_named = names_key("data.seed", path, named, set_)
             settings = _with_varying_split(settings, is_named=is_named)
 
-        folder, failures = _train(settings, algorithm, out)
+        folder, failures = _train(settings, algorithm, out, against)
         folders = [folder]
     else:
         _refuse_training_options(named, set_, out)
@@ -264,10 +264,13 @@ def _refuse_training_options(named: Named, assignments: list[str] | None, out: s
             raise UsageError(message, key=option)
 
 
-def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, list[str]]:
+def _train(
+    settings: Config, methods: Sequence[str], out: str, against: str
+) -> tuple[Path, list[str]]:
     """Run what is missing of a comparison; return its folder, and why methods failed.
 
     Raises:
+        ConfigError: an option is wrong, or no method has the label ``against``.
         Interrupted: it was interrupted.
         RunError: fewer than two methods have a result.
         UsageError: there is only one method.
@@ -294,6 +297,9 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
             message = f"'{methods[position]}' is the same as a method before it: leave it out."
             raise UsageError(message, key="algorithm")
 
+    if against:
+        _check_label(against, configs)
+
     refuse_other_kind(folder, KIND)
     refuse_fewer_seeds(jobs)
     make_folder(folder)
@@ -308,6 +314,36 @@ def _train(settings: Config, methods: Sequence[str], out: str) -> tuple[Path, li
 
         begin(folder, KIND, jobs)
         return folder, run_missing(jobs, folder)
+
+
+def _check_label(label: str, configs: Sequence[Config]) -> None:
+    """Check that a method will have a label, as far as it is known before the runs.
+
+    Raises:
+        ConfigError: none will.
+    """
+    import tomllib
+
+    from fedtailor.experiment.assembly import make_algorithm, resolved_options
+    from fedtailor.experiment.config import to_toml
+    from fedtailor.report.methods import label_methods
+
+    settings = []
+    for config in configs:
+        # As the folders of the runs say it, with the defaults of the method.
+        algorithm = make_algorithm(config)
+        options = resolved_options(config.algorithm, algorithm)
+        used = dataclasses.replace(config, algorithm=options, training=algorithm.training)
+        settings.append(tomllib.loads(to_toml(used)))
+
+    # Methods of one name are told apart by their settings, some of which the runs choose.
+    labels = label_methods(settings)
+    name = label.partition(" (")[0]
+    names = [config.algorithm.name for config in configs]
+    if name != label and names.count(match_name(name, names) or "") > 1:
+        return
+
+    find_name("method", label, labels, key="against")
 
 
 def run_missing(jobs: Sequence[RunJob], folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,6 +20,9 @@ from fedtailor.cli.options import (
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
 from fedtailor.core.errors import RunError
+
+if TYPE_CHECKING:
+    from fedtailor.experiment.leaderboard import Cell
 
 Records = Annotated[
     str, typer.Option(metavar="FILE", help="The records, one in each line: what is there stays.")
@@ -91,7 +94,7 @@ def run(
 
     Example: fedtailor leaderboard run fedavg ditto --only digits/
     """
-    failures = _run(methods or (), None, cells)
+    failures = _run(_select(methods or (), None, cells), cells)
     print_result({"records": cells.records, "failed": failures}, json, _show_run)
     _end(failures)
 
@@ -118,12 +121,15 @@ def add(
     Example: fedtailor leaderboard add my_methods:Mine --only digits/
     """
     tried = dict(read_assignments(values, "--values"))
-    failures = _run([method], tried, cells)
+    selected = _select([method], tried, cells)
+    failures = _run(selected, cells)
 
     from fedtailor.cli.show.console import say
     from fedtailor.experiment.leaderboard import read_board
     from fedtailor.report.leaderboard_page import standing_of
 
+    # The name as records have it, in whatever spelling it was given.
+    method = selected[0].method
     board = read_board(Path(cells.records))
     places = standing_of(board, method)
     result = {
@@ -187,22 +193,34 @@ def show(
     print_result(result, json, _show_board)
 
 
-def _run(
+def _select(
     methods: Sequence[str], values: Mapping[str, Any] | None, options: CellOptions
-) -> dict[str, str]:
-    """Run the missing cells, and return why some failed.
+) -> list[Cell]:
+    """Return the cells that the options name, with a record or without.
 
     Args:
         methods: empty: all of the package.
         values: what is tried; None: as for every method.
-        options: which cells, and how.
+        options: which cells.
+    """
+    from fedtailor.experiment.leaderboard import make_cells
+
+    return make_cells(methods, only=options.only or (), values=values)
+
+
+def _run(cells: Sequence[Cell], options: CellOptions) -> dict[str, str]:
+    """Run the cells that have no record, and return why some failed.
+
+    Args:
+        cells: from :func:`_select`.
+        options: how they are run.
     """
     from fedtailor.cli.show.console import say
-    from fedtailor.experiment.leaderboard import make_cells, run_cells
+    from fedtailor.experiment.leaderboard import run_cells
 
     try:
         return run_cells(
-            make_cells(methods, only=options.only or (), values=values),
+            cells,
             Path(options.records),
             data_dir=options.data_dir,
             engine=options.engine,

@@ -41,6 +41,9 @@ class Roster:
     """Whether any client has validation examples."""
     num_test: Sequence[int] = ()
     """Number of test examples of every client."""
+    test_groups: Sequence[int] = ()
+    """Number of groups, such as patients, of the test examples of every client; empty: each example
+    is one."""
     class_names: Sequence[str] = ()
     """Names of the classes; empty: classes have numbers only."""
     conditions: Sequence[str] = ()
@@ -84,6 +87,15 @@ class Roster:
     def task(self, client: int) -> Task:
         """Return the task of a client."""
         return self.client_tasks[client] if self.client_tasks else self.common_task
+
+    def independence(self, client: int) -> float:
+        """Return how many independent examples a test example of a client is worth, at least.
+
+        Examples of a group may all be alike.
+        """
+        if not self.test_groups or not self.num_test[client]:
+            return 1.0
+        return self.test_groups[client] / self.num_test[client]
 
 
 UNSCALED = torch.empty(3, 0)
@@ -283,6 +295,8 @@ class Federation:
     scale: Tensor = field(default_factory=lambda: UNSCALED)
     client_tasks: Sequence[Task] = field(default_factory=tuple)
     """Task of every client where their models differ; empty: all have ``common_task``."""
+    test_groups: Sequence[int] = field(default_factory=tuple)
+    """See :attr:`Roster.test_groups`."""
     complete: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """Positions of the official test part if it belongs to no client: global models are scored on
     it too."""
@@ -303,6 +317,7 @@ class Federation:
             client_tasks=self.client_tasks,
             validates=splits.has_validation,
             num_test=splits.num_test(),
+            test_groups=self.test_groups,
             class_names=self.class_names,
             conditions=self.conditions,
             majority=splits.majority(self.y),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ _SYNCHRONIZED_AT_ONCE = 16
 def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Write a folder of many files so that it is there whole or not at all.
 
-    An older one at its place is removed. Files with the same content share the space on the disk,
-    such as the models of clients that all have the global one. Every file is written before the
-    first one is synchronized: to wait for the disk after each would take most of the time where
-    files are small and many.
+    An older one at its place is removed once the new one is there. Files with the same content
+    share the space on the disk, such as the models of clients that all have the global one. Every
+    file is written before the first one is synchronized: to wait for the disk after each would take
+    most of the time where files are small and many.
 
     Args:
         path: the folder.
@@ -44,7 +45,7 @@ def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
         RunError: a file cannot be written.
     """
     written: dict[bytes, Path] = {}
-    with writing(path), whole_folder(path) as unfinished:
+    with writing(path), whole_folder(path, replace=True) as unfinished:
         for name, content in files:
             digest = hashlib.sha256(content).digest()
             if not _link(written.get(digest), unfinished / name):
@@ -53,8 +54,6 @@ def write_folder_whole(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
 
         _synchronize_files(written.values())
         synchronize_folder(unfinished)
-        if os.path.lexists(path):
-            shutil.rmtree(path)
 
 
 def _link(existing: Path | None, path: Path) -> bool:
@@ -79,34 +78,78 @@ def _synchronize_file(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a folder beside ``target`` to write into, which becomes ``target`` when the block ends.
 
     If the block raises, nothing is left. What a killed process has left beside ``target`` is
     removed after a day.
 
+    Args:
+        target: where the folder will be.
+        replace: whether it takes the place of an older folder.
+
     Raises:
-        OSError: the folder cannot be made, or ``target`` exists and is not an empty folder.
+        OSError: the folder cannot be made, or ``target`` exists and is not an empty folder, nor one
+            to replace.
     """
     target = target.parent.resolve() / target.name  # a link at its place is not followed
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(target.parent)
-    unfinished = target.with_name(f".{target.name[:_LONGEST_NAME]}.{secrets.token_hex(4)}{_SUFFIX}")
+    unfinished = _hidden_beside(target)
 
     try:
         unfinished.mkdir()
         yield unfinished
-        if os.name == "nt" and target.is_dir():
-            target.rmdir()
-
-        os.rename(unfinished, target)
-        try:
-            synchronize_folder(target.parent)
-        except OSError:
-            shutil.rmtree(target, ignore_errors=True)
-            raise
+        with _set_aside(target) if replace else nullcontext():
+            _put_in_place(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _hidden_beside(target: Path) -> Path:
+    """Return a new name for a folder beside ``target`` that does not stay."""
+    return target.with_name(f".{target.name[:_LONGEST_NAME]}.{secrets.token_hex(4)}{_SUFFIX}")
+
+
+def _put_in_place(unfinished: Path, target: Path) -> None:
+    """Rename a finished folder to ``target``."""
+    if os.name == "nt" and target.is_dir():
+        target.rmdir()
+
+    os.rename(unfinished, target)
+    try:
+        synchronize_folder(target.parent)
+    except OSError:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _set_aside(target: Path) -> Iterator[None]:
+    """Move an older folder out of the way, and remove it when the block ends.
+
+    If the block raises, it is moved back.
+    """
+    if not os.path.lexists(target):
+        yield
+        return
+    if target.is_symlink() or not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
+
+    # Its age counts from now on: another process must not take it for abandoned.
+    aside = _hidden_beside(target)
+    with suppress(OSError):
+        os.utime(target)
+
+    os.rename(target, aside)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.rename(aside, target)
+        raise
+
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -197,7 +197,8 @@ def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
         DataError: it is not TOML, or nested too deep; the message names the path.
     """
     try:
-        values = tomllib.loads(raw.decode())
+        # Editors of Windows write a mark before the first letter.
+        values = tomllib.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as reason:
         raise _not_toml(path, f"byte {reason.start} is not UTF-8") from reason
     except tomllib.TOMLDecodeError as reason:

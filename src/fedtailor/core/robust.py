@@ -36,6 +36,8 @@ from fedtailor.core.reduction import reduce_field, tree_sum
 
 _CHUNK_NUMBERS = 2**23
 """Numbers of all clients that are sorted or multiplied at once (64 MiB)."""
+_ROUNDING = 1e-9
+"""A whole number of clients may come out a little too small, such as 0.29 * 100."""
 _SMALLEST_EIGENVALUE = 1e-6
 """Of a covariance, relative to the mean of its eigenvalues."""
 
@@ -238,7 +240,7 @@ def _trimmed_mean(ordered: Tensor, count: Tensor, share: float) -> Tensor:
     0 where there are none.
     """
     count = count.expand(ordered.shape[1:])
-    trimmed = (share * count).long()
+    trimmed = (share * count.double() + _ROUNDING).long()
 
     rank = spread(torch.arange(len(ordered)), ordered)  # (clients, 1, ...)
     is_inner = (rank >= trimmed) & (rank < count - trimmed)
@@ -285,7 +287,7 @@ def left_out_by_krum(
         share: of the clients to leave out, rounded down.
     """
     ids = sorted(uploads)
-    num_left_out = math.floor(share * len(ids))
+    num_left_out = math.floor(share * len(ids) + _ROUNDING)
     if num_left_out == 0:
         return {}
 

@@ -140,6 +140,10 @@ def _corrupt(division: Division, report: Report) -> DividedData:
         is_variant = number >= num_known and condition != CLEAN
         names.append(f"{name}-{condition}" if is_variant else name)
 
+    # Without variants, numbers say enough: they are no sites to compare over seeds.
+    if not division.client_names and len(clients) == len(division.positions):
+        names = []
+
     return DividedData(
         division=division,
         dataset=dataset,

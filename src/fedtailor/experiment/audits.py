@@ -93,7 +93,7 @@ def audit_members(
         DataError: data is missing or damaged.
         RunError: a training could not continue.
     """
-    configs = [_without_choice(config) for config in configs]
+    configs = [audited_training(config) for config in configs]
     if trainings < FEWEST_TRAININGS:
         hint = "Each training is attacked with what the others show."
         raise wrong_value("--trainings", f"{FEWEST_TRAININGS} or more", trainings, hint)
@@ -147,29 +147,21 @@ def read_members_plan(folder: Path) -> tuple[list[Config], int]:
 
 def count_trainings(folder: Path, configs: Sequence[Config], trainings: int) -> int:
     """Return how many trainings of an audit are left to do."""
-    jobs = make_jobs([_without_choice(config) for config in configs], folder)
+    jobs = make_jobs([audited_training(config) for config in configs], folder)
     paths = [_training_path(job.folder, number) for job in jobs for number in range(trainings)]
     return sum(not path.is_file() for path in paths)
-
-
-def _without_choice(config: Config) -> Config:
-    """Return the configuration of a training of an audit of members.
-
-    Raises:
-        ConfigError: it has several seeds, or chooses a round by scores.
-    """
-    if config.schedule.watches_validation:
-        hint = "An audit looks at the models after the last round."
-        raise wrong_value("evaluation.select", "'last', and evaluation.patience 0", "others", hint)
-    return audited_training(config)
 
 
 def audited_training(config: Config) -> Config:
     """Return the configuration of a training of an audit: models are evaluated at the end only.
 
     Raises:
-        ConfigError: it has several seeds, or an option of the algorithm is wrong.
+        ConfigError: it has several seeds, chooses a round by scores, or an option of the algorithm
+            is wrong.
     """
+    if config.schedule.watches_validation:
+        hint = "An audit looks at the models after the last round."
+        raise wrong_value("evaluation.select", "'last', and evaluation.patience 0", "others", hint)
     if len(config.seeds) > 1:
         raise wrong_value("seeds", "one seed for an audit", list(config.seeds))
 

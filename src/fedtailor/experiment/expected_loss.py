@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtailor.core.errors import DataError
 from fedtailor.experiment.config import Config
 from fedtailor.experiment.run import run
 from fedtailor.privacy.options import PrivacyOptions
@@ -34,7 +35,7 @@ def expected_accuracies(config: Config, privacy: PrivacyOptions) -> dict[str, fl
 
     Raises:
         ConfigError: an option is wrong.
-        DataError: data is missing or damaged, or cannot be divided as asked.
+        DataError: data is missing or damaged, cannot be divided as asked, or has no test examples.
         RunError: the run could not continue.
     """
     schedule = dataclasses.replace(config.schedule, baselines="none")
@@ -43,5 +44,15 @@ def expected_accuracies(config: Config, privacy: PrivacyOptions) -> dict[str, fl
         result = run(config, out=Path(folder) / "run")
 
     metrics: Mapping[str, Any] = result["metrics"]
-    points = ("global", "personalized")
-    return {point: metrics[point]["accuracy"]["mean"] for point in points if point in metrics}
+    accuracies = {}
+    for point in ("global", "personalized"):
+        if point not in metrics:
+            continue
+
+        if "accuracy" not in metrics[point]:
+            message = "no client has test examples, so no accuracy can be expected."
+            raise DataError(message, key="data")
+
+        accuracies[point] = metrics[point]["accuracy"]["mean"]
+
+    return accuracies

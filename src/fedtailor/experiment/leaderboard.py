@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
-from fedtailor.core.atomic import append_lines, cut_unfinished_line, make_folder, safe_name
+from fedtailor.core.atomic import (
+    append_lines,
+    cut_unfinished_line,
+    discard,
+    make_folder,
+    safe_name,
+    writing,
+)
 from fedtailor.core.errors import ConfigError, DataError, RunError, find_name
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import damaged, read_lines
@@ -267,7 +274,8 @@ def make_cells(
         values: what is tried; None: as :data:`VALUES` says.
 
     Raises:
-        ConfigError: a method is unknown, or more than :data:`TRIALS` combinations would be tried.
+        ConfigError: a method is unknown, no cell has such a name, or what is tried are no lists of
+            at most :data:`TRIALS` combinations.
 
     Example:
         >>> [cell.name for cell in make_cells(["ditto"], only=["digits/", "/0"])]
@@ -279,6 +287,11 @@ def make_cells(
             method = find_name("algorithm", method, ALGORITHMS, key="method")
         load_algorithm(method)  # a method that is not there is told at once
         names.append(method)
+
+    for key, tried in (values or {}).items():
+        if not isinstance(tried, list | tuple) or not tried:
+            allowed = f"a list of values to try, such as {key}=[0.1, 1]"
+            raise wrong_value("--values", allowed, tried)
 
     combinations = math.prod(len(tried) for tried in (values or {}).values())
     if combinations > TRIALS:
@@ -292,6 +305,11 @@ def make_cells(
                 cell = Cell(federation, method, repetition, values or {})
                 if all(text in cell.name for text in only):
                     cells.append(cell)
+
+    if not cells:
+        allowed = "parts of the name of a cell, such as digits/ or /0"
+        hint = "A name is FEDERATION/METHOD/REPETITION, and none has all of these."
+        raise wrong_value("--only", allowed, ", ".join(only), hint)
 
     return cells
 
@@ -362,6 +380,9 @@ def run_cells(
 
     records = read_board(path)
     missing = [cell for cell in cells if not is_done(cell, records)]
+    if missing:
+        _check_writable(path)
+
     failures: dict[str, str] = {}
     without_data: dict[str, str] = {}
     for number, cell in enumerate(missing, 1):
@@ -375,7 +396,7 @@ def run_cells(
 
         say(f"{number} of {len(missing)}: {cell.name}")
         try:
-            record = run_cell(cell, overrides, work)
+            record, folder = run_cell(cell, overrides, work)
         except (ConfigError, DataError, RunError) as error:
             failures[cell.name] = str(error)
             say(f"{cell.name} failed: {error}")
@@ -384,16 +405,34 @@ def run_cells(
                 without_data[cell.federation] = str(error)
             continue
 
-        make_folder(path.parent)
-        if path.exists():
-            cut_unfinished_line(path)
+        # Only what has its line is not needed any more.
+        cut_unfinished_line(path)
         append_lines(path, [record])
+        shutil.rmtree(folder, ignore_errors=True)
 
     return failures
 
 
-def run_cell(cell: Cell, overrides: Sequence[tuple[str, Any]], work: Path) -> Record:
+def _check_writable(path: Path) -> None:
+    """Check that lines can be appended to a file, and cut what a killed process has left there.
+
+    Raises:
+        RunError: they cannot.
+    """
+    make_folder(path.parent)
+    cut_unfinished_line(path)
+    is_new = not path.exists()
+    with writing(path), path.open("ab"):
+        pass
+
+    if is_new:
+        discard(path)
+
+
+def run_cell(cell: Cell, overrides: Sequence[tuple[str, Any]], work: Path) -> tuple[Record, Path]:
     """Run a cell: a sweep of its trials, and the record of the one that was chosen.
+
+    The folder of the sweep is returned with it: it is of no use once the record is written.
 
     Args:
         cell: the method on the federation.
@@ -448,8 +487,7 @@ def run_cell(cell: Cell, overrides: Sequence[tuple[str, Any]], work: Path) -> Re
         "versions": dict(versions()),
         "commit": commit(),
     }
-    shutil.rmtree(folder, ignore_errors=True)
-    return record
+    return record, folder
 
 
 def _processor_seconds() -> float:
@@ -469,7 +507,8 @@ def _scores(folder: Path, seed: int) -> Record:
     assert result is not None, "the sweep has chosen a finished run"
     algorithm = make_algorithm(load_config(folder / CONFIG_FILE))
     personalized = result["metrics"]["personalized"]
-    accuracies = list(_accuracies(run.iterate_clients(), result["rounds"]))
+    lines = run.iterate_clients()
+    accuracies = list(_accuracies(lines, result["rounds"], clients=result["clients"]))
     return {
         "engine": result["engine"],
         "rounds": result["rounds"],
@@ -486,7 +525,7 @@ def _scores(folder: Path, seed: int) -> Record:
     }
 
 
-def _accuracies(lines: Iterable[Record], last: int) -> Iterator[float | None]:
+def _accuracies(lines: Iterable[Record], last: int, *, clients: int) -> Iterator[float | None]:
     """Yield the accuracy of every client's final model on its test examples; None without any."""
     by_client = {}
     for line in lines:
@@ -494,6 +533,6 @@ def _accuracies(lines: Iterable[Record], last: int) -> Iterator[float | None]:
         if is_final and line.get("test_set") == "clients":
             by_client[line["client"]] = line.get("accuracy")
 
-    for client in range(max(by_client) + 1):
+    for client in range(clients):
         accuracy = by_client.get(client)
         yield None if accuracy is None else round(accuracy, 6)

@@ -37,6 +37,7 @@ def model_card(
     class_counts: Sequence[int],
     num_test: int,
     scores: Scores | None,
+    independent: float,
     calibration: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the card of a personal model, ready for JSON.
@@ -55,6 +56,7 @@ def model_card(
         class_counts: training examples of the client by class.
         num_test: test examples of the client.
         scores: on the client's test examples; None if it has none.
+        independent: how many independent examples a test example is worth, for intervals.
         calibration: what :func:`fedtailor.simulation.calibration.calibrate` found.
     """
     # Clients take the models in turn.
@@ -78,7 +80,7 @@ def model_card(
         "class_counts": list(class_counts),
         "num_test": num_test,
         "scores": {} if scores is None else per_client(scores),
-        "intervals": {} if scores is None else intervals_of_site(scores),
+        "intervals": {} if scores is None else intervals_of_site(scores, independent),
         "calibration": dict(calibration),
         "sent": [value._asdict() for value in sent_by_method(algorithm, task)],
     }
@@ -145,6 +147,7 @@ def personal_models(
             class_counts=federation.info(client).class_counts.long().tolist(),
             num_test=num_test[client],
             scores=scored.get(client),
+            independent=federation.roster.independence(client),
             calibration=calibration._replace(operating_point=point)._asdict(),
         )
         card["condition"] = federation.conditions[client] if federation.conditions else "clean"

@@ -247,6 +247,9 @@ def _run_folds(first: PreparedRun, path: Path, watch: Watch) -> dict[str, Any]:
 
             numbers = range(1, config.data.folds + 1)
             folds = [_run_fold(first, number, path, watch) for number in numbers]
+            for number in numbers:
+                folder.add_events(_events_of_fold(path, number))
+
             result = join_folds(folds, config, split, folder)
             folder.finish(result)
             return result
@@ -266,6 +269,19 @@ def _run_fold(first: PreparedRun, number: int, path: Path, watch: Watch) -> Fini
     folder = fold_folder(path, number)
     _run_tracked(prepared, folder, watch._replace(which=which))
     return read_fold(folder, prepared.federation.roster)
+
+
+def _events_of_fold(path: Path, number: int) -> list[dict[str, Any]]:
+    """Return what happened in the training of a fold, each with the number of the fold.
+
+    Its notes stay in its own folder: most are those of all folds, or of its own scores.
+    """
+    events = []
+    for event in RunFolder(fold_folder(path, number)).events():
+        if event.get("kind") not in ("note", "chance"):
+            events.append({**event, "fold": number})
+
+    return events
 
 
 def _run_tracked(prepared: PreparedRun, path: Path, watch: Watch) -> dict[str, Any]:

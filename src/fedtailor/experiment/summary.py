@@ -125,6 +125,14 @@ def client_records(report: RoundReport, roster: Roster) -> list[Record]:
     return records
 
 
+def final_client_records(final: RoundReport, roster: Roster) -> list[Record]:
+    """Return the lines of ``clients.jsonl`` for final models that validation examples have chosen.
+
+    They count in place of the lines that an earlier evaluation in their round has left.
+    """
+    return [{**record, "final": True} for record in client_records(final, roster)]
+
+
 def _of_client(name: str, table: Mapping[str, Mapping[int, float]], client: int) -> Record:
     """Return a client's numbers under a name, or nothing if there are none."""
     numbers = {key: values[client] for key, values in table.items() if client in values}
@@ -268,7 +276,8 @@ def _chance(personalized: Mapping[int, Scores], roster: Roster) -> Record:
             continue
 
         asked += 1
-        if _balanced_interval(scores)["low"] <= 1 / len(counts):
+        interval = _balanced_interval(scores, roster.independence(client))
+        if interval["low"] <= 1 / len(counts):
             unclear.append(roster.name_of(client))
 
     return {"asked": asked, "unclear": unclear}
@@ -360,10 +369,13 @@ def _site_scores(personalized: Mapping[int, Scores], roster: Roster) -> Record:
         }
 
         if "accuracy" in site:
-            site["accuracy_interval"] = wilson_interval(site["accuracy"], _num_examples(scores))
-            site["balanced_accuracy_interval"] = _balanced_interval(scores)
+            # Intervals count a group, such as a patient, once.
+            independent = roster.independence(client)
+            count = independent * _num_examples(scores)
+            site["accuracy_interval"] = wilson_interval(site["accuracy"], count)
+            site["balanced_accuracy_interval"] = _balanced_interval(scores, independent)
             site.setdefault("auroc", None)
-            site["by_class"] = classes_of_site(scores, roster.class_names)
+            site["by_class"] = classes_of_site(scores, roster.class_names, independent)
             site["confusion"] = confusion(scores)
 
         sites[roster.names[client]] = site
@@ -522,8 +534,7 @@ def event_sentences(report: RoundReport, roster: Roster) -> list[str]:
         if events:
             what = f"{len(events)} {words.format(s='' if len(events) == 1 else 's')}"
             more = "; ..." if len(events) > 1 else ""
-            name = roster.name_of(events[0]["client"])
-            first = f"client {name}: {events[0]['reason'].rstrip('.')}"
+            first = f"{_whose(events[0], roster)}: {events[0]['reason'].rstrip('.')}"
             sentences.append(f"round {report.round}: {what} ({first}{more})")
 
     for event in report.events:
@@ -533,6 +544,14 @@ def event_sentences(report: RoundReport, roster: Roster) -> list[str]:
             sentences.append(f"round {report.round}: no sum of scores ({event['reason']})")
 
     return sentences
+
+
+def _whose(event: Mapping[str, Any], roster: Roster) -> str:
+    """Return whom an event concerns, in words."""
+    if event["client"] == NOBODY:
+        return "the complete test part"
+
+    return f"client {roster.name_of(event['client'])}"
 
 
 def average(results: Sequence[Record]) -> Record:

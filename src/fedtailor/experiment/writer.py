@@ -231,6 +231,9 @@ class RunWriter:
         # The round is on disk before anybody hears of it.
         record = summary.round_record(report, roster)
         clients = summary.client_records(report, roster)
+        if report.final is not None:
+            clients += summary.final_client_records(report.final, roster)
+
         self._folder.add_round(record, clients=clients, events=report.events)
         self._totals.add_round(record)
         self._totals.add_events(report.events)

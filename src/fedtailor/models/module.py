@@ -32,7 +32,8 @@ def from_module(
     The head is a linear layer whose output is the module's output; its input is the feature vector.
     Dropout draws from keys. BatchNorm counts only rows of weight > 0 and returns its new
     statistics. Small forward passes check that the outputs are the module's own, that nothing else
-    draws random numbers or changes buffers, and that padding rows do not change other rows.
+    draws random numbers or changes buffers, and that padding rows do not change other rows; a
+    backward pass checks that the gradients are right.
 
     By default the weights of the module are not kept: a run starts from new ones, drawn from its
     seed. Pass ``init="given"`` to keep them, for example because they are pretrained or set by the
@@ -66,7 +67,7 @@ def from_module(
     except Exception as error:
         raise refusal(name, f"it cannot be copied: {error}") from error
 
-    # Small forward passes; the user's random numbers stay those of a program without them.
+    # Small passes; the user's random numbers stay those of a program without them.
     x = probe.examples(input_shape)
     with preserved_generator():
         expected = probe.outputs(name, template, x, num_classes)
@@ -80,6 +81,7 @@ def from_module(
         probe.check_equal(name, model, x, expected)
         probe.check_constants(name, model.skeleton, x)
         probe.check_padding(name, model, x)
+        probe.check_gradients(name, model, x)
 
     return model
 

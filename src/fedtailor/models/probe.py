@@ -1,10 +1,10 @@
-"""Checks of a user's module with small forward passes, before it trains."""
+"""Checks of a user's module with small passes, before it trains."""
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,107 @@ def check_padding(name: str, model: ModuleModel, x: Tensor) -> None:
             "in training the features of an example depend on the other rows of its batch, even "
             "on padding",
         )
+
+
+def check_gradients(name: str, model: ModuleModel, x: Tensor) -> None:
+    """Check that gradients are those of a module that really holds the parameters.
+
+    Here it holds them in its forward pass only: layers that run again in the backward pass would
+    have other ones. A module whose gradients cannot be compared is not refused.
+    """
+    # Other parameters than the module's own; the statistics of normalization stay.
+    generator = torch.Generator().manual_seed(1)
+    params = model.values()
+    trained = [path for path, group in model.groups.items() if group == "body"]
+    for path in trained:
+        factor = 1 + 0.1 * torch.rand(params[path].shape, generator=generator)
+        params[path] = (params[path] * factor).requires_grad_()
+
+    copied = _gradients_of_copy(model, params, trained, x)
+    if copied is None:
+        return
+
+    # What is wrong with a forward pass is not looked for here.
+    z, expected = copied
+    try:
+        with torch.enable_grad():
+            called, _ = _features(model, params, x, torch.ones(len(x)), training=True)
+            number = _one_number(called)
+    except Exception:
+        return
+    if not number.requires_grad or not _close(called, z):
+        return
+
+    # Afterwards, as in training: the module has its own parameters again.
+    leaves = [params[path] for path in trained]
+    try:
+        gradients = torch.autograd.grad(number, leaves, allow_unused=True, materialize_grads=True)
+    except Exception:
+        is_right = False
+    else:
+        is_right = _close_gradients(gradients, expected)
+    if is_right:
+        return
+
+    # Gradients that are not the same twice cannot be compared.
+    again = _gradients_of_copy(model, params, trained, x)
+    if again is not None and _close_gradients(again[1], expected):
+        raise refusal(
+            name,
+            "its backward pass runs layers again with other weights (torch.utils.checkpoint): turn "
+            "gradient checkpointing off",
+        )
+
+
+def _gradients_of_copy(
+    model: ModuleModel, params: dict[str, Tensor], trained: list[str], x: Tensor
+) -> tuple[Tensor, list[Tensor]] | None:
+    """Return features and gradients of a copy of the body that holds the parameters.
+
+    None if it has no gradients.
+    """
+    module = copy.deepcopy(model.skeleton).train()
+    try:
+        leaves = [module.get_parameter(path) for path in trained]
+        with torch.no_grad():
+            for path, leaf in zip(trained, leaves, strict=True):
+                leaf.copy_(params[path])
+
+        with torch.enable_grad(), calling(Call(torch.ones(len(x)), new_key(0))):
+            z = module(x.clone())
+            torch.autograd.backward(_one_number(z))
+    except Exception:
+        return None
+
+    gradients = []
+    for leaf in leaves:
+        gradients.append(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+    return z.detach(), gradients
+
+
+def _one_number(z: Tensor) -> Tensor:
+    """Return a sum of features, each times a number of its own."""
+    # The plain sum may be the same for all parameters, such as after a normalization.
+    factors = 2 * torch.rand(z.shape, generator=torch.Generator().manual_seed(2)) - 1
+    return (z * factors).sum()
+
+
+def _close_gradients(gradients: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Compare up to rounding; what is not finite counts as equal."""
+    gradients = [gradient.to_dense() for gradient in gradients]
+    expected = [gradient.to_dense() for gradient in expected]
+    if not all(torch.isfinite(gradient).all() for gradient in (*gradients, *expected)):
+        return True
+
+    # A gradient of 0 may have come out as a small number.
+    largest = [float(gradient.abs().max()) if gradient.numel() else 0.0 for gradient in expected]
+    least_scale = 0.01 * max(largest, default=0.0)
+    for gradient, right, scale in zip(gradients, expected, largest, strict=True):
+        bound = 1e-3 * max(scale, least_scale)
+        if not torch.allclose(gradient, right, rtol=1e-3, atol=bound):
+            return False
+
+    return True
 
 
 def _features(

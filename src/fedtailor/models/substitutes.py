@@ -182,7 +182,7 @@ def _row_weights(x: Tensor, weight: Tensor) -> Tensor:
     """Return the weight of each row of ``x``; an example has one or several consecutive rows."""
     rows = x.shape[0]
     examples = weight.shape[0]
-    repeats, rest = divmod(rows, examples)
+    repeats, rest = divmod(rows, max(examples, 1))  # a batch may be empty
     if rest:
         raise ValueError(f"batch normalization of {rows} rows, but the batch has {examples}")
     return weight[:, None].expand(-1, repeats).reshape(-1)

@@ -424,11 +424,11 @@ def _figures_of_method(scores: _GroupScores, method: Method) -> dict[str, dict[i
         figures["worst_tenth"][seed] = worst
         figures["smallest_tenth"][seed] = smallest_tenth(values, sizes)
 
+    # Means over some of the seeds cannot stand beside those over all.
     for name, by_label in scores.beside.items():
-        figures[name] = {}
-        for seed, of_seed in by_label[method.label].items():
-            if of_seed.values:
-                figures[name][seed] = mean(list(of_seed.values.values()))
+        beside = by_label[method.label]
+        if beside.keys() >= figures["mean"].keys():
+            figures[name] = {seed: mean(list(beside[seed].values.values())) for seed in beside}
 
     return figures
 

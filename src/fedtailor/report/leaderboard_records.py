@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,10 +85,11 @@ def _record_in_words(record: Record, local: Record | None) -> str:
     below = clients_below(record, record["baselines"][ALONE])
     facts.append(f"less accurate than alone at {_clients(below)}")
     seconds = run_seconds(record)
+    commit = record["commit"] or NOTHING  # an installed package has none
     facts.append(
         f"{record['engine']}, {NOTHING if seconds is None else round(seconds, 1)} core seconds of "
         f"{record['processor_seconds'] or NOTHING} for all trials, commit "
-        f"{record['commit'][:8] or NOTHING}, protocol {record['protocol']}, split "
+        f"{commit[:8]}, protocol {record['protocol']}, split "
         f"{record['split_sha256'][:12]}"
     )
     facts = [f"* {fact}" for fact in facts]
@@ -141,12 +144,16 @@ def _counted(names: Sequence[str | None]) -> str:
 
 def command_of(record: Record) -> str:
     """Return the command that makes a record again, in a file that does not have it yet."""
-    where = f"--only {record['name']} --engine {record['engine']} --records {_AGAIN}"
+    name = shlex.quote(record["name"])
+    method = shlex.quote(record["method"])
+    where = f"--only {name} --engine {record['engine']} --records {_AGAIN}"
     if ":" not in record["method"]:
-        return f"fedtailor leaderboard run {record['method']} {where}"
+        return f"fedtailor leaderboard run {method} {where}"
 
     tried = {key: list(values) for key, values in record["tried"].items()}
-    values = ""
+    words = []
     if tried != Cell(record["federation"], record["method"], record["repetition"]).tried:
-        values = "".join(f' --values "{key}={list(tried[key])}"' for key in tried)
-    return f"fedtailor leaderboard add {record['method']}{values} {where}"
+        for key, values in tried.items():
+            words += ["--values", shlex.quote(f"{key}={json.dumps(values)}")]
+
+    return " ".join(["fedtailor leaderboard add", method, *words, where])

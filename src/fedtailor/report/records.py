@@ -78,6 +78,8 @@ class SeedRecords:
     """The accuracy over known clients, such as ``mean``, by evaluation point and round."""
     followed: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     """Values over clients by training metric and round."""
+    chosen: set[tuple[ClientGroup, str]] = field(default_factory=set)
+    """Of which groups and points validation examples have chosen the models of the scores."""
     last_training: dict[str, dict[int, float]] = field(default_factory=dict)
     """Training metrics of the last round in which the client trained, by metric and client."""
 
@@ -261,6 +263,10 @@ def _add_scores(
     """
     key = (line["group"], str(line["point"]))
     round_number = int(line["round"])
+    is_chosen = line.get("final") is True
+    if is_chosen and key not in final_rounds:  # left by a run that was killed at its end
+        return
+
     if round_number != final_rounds.get(key, round_number):
         return
 
@@ -268,6 +274,11 @@ def _add_scores(
     if records.rounds.get(key, 0) < round_number:
         records.all_scores[key] = {}
         records.rounds[key] = round_number
+
+    # What was evaluated when the round was made counts no more.
+    if is_chosen and key not in records.chosen:
+        records.all_scores[key] = {}
+        records.chosen.add(key)
 
     client = _whole(line, "client")
     if client in records.all_scores[key]:

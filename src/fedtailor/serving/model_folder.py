@@ -130,6 +130,11 @@ def _write_held_out(out: Path, model: ClientModel, card: Mapping[str, Any]) -> d
 def _card(model: ClientModel) -> dict[str, Any]:
     method = model.method
     labels = model.site.y[model.positions.train]
+    tested = model.positions.test
+    independent = 1.0
+    if model.site.groups is not None and len(tested):
+        independent = len(np.unique(model.site.groups[tested])) / len(tested)
+
     return model_card(
         model.personal,
         config=method.config,
@@ -142,7 +147,8 @@ def _card(model: ClientModel) -> dict[str, Any]:
         round=model.round,
         participated=model.participated,
         class_counts=np.bincount(labels, minlength=method.inputs.num_classes).tolist(),
-        num_test=len(model.positions.test),
+        num_test=len(tested),
         scores=model.scores,
+        independent=independent,
         calibration=model.calibration,
     )

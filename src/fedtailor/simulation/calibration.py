@@ -159,6 +159,9 @@ def threshold_rank(count: int) -> int:
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the most likely temperature under the prior of :func:`calibrate`, between 1/20 and 20.
 
+    Examples of a class that the model rules out say nothing about it: they are infinitely unlikely
+    at every temperature. They are left out; without any others, the temperature is 1.
+
     Args:
         logits: (n, classes).
         labels: (n,).
@@ -166,6 +169,13 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     from scipy.optimize import minimize_scalar  # takes time to import, and few runs need it
 
     logits = logits.double()
+    costs = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    is_possible = torch.isfinite(costs)
+    if not is_possible.any():
+        return 1.0
+
+    logits = logits[is_possible]
+    labels = labels[is_possible]
 
     def loss(log_temperature: float) -> float:
         likelihood = torch.nn.functional.cross_entropy(

@@ -73,9 +73,14 @@ def choose_threshold(
     # A whole number may come out a little too small, such as (1 - 0.9) * 10.
     rank = math.floor((1.0 - sensitivity) * (count + 1) + 1e-9)
     needed = max(_FEWEST_POSITIVES, math.ceil(1.0 / (1.0 - sensitivity) - 1e-9) - 1)
-    if count < needed or not torch.isfinite(odds).all():
+    problem = ""
+    if count < needed:
         problem = f"a sensitivity of {sensitivity:g} needs {needed} positive validation examples"
         problem += f", there are {count}"
+    elif not torch.isfinite(odds).all():
+        problem = "the model gives some positive validation examples log-odds that are not finite"
+
+    if problem:
         return OperatingPoint(sensitivity, positive, count, None, None, problem)
 
     threshold = float(odds[rank - 1])

@@ -75,7 +75,7 @@ def problem_with_personal(personal: Any) -> str:
     Empty if it can be.
     """
     try:
-        if not all_finite(personal):
+        if not _is_usable(personal):
             return "the model holds values that are not finite; it is scored, and not kept"
 
         types = {leaf.dtype for leaf in tree.leaves(personal)}
@@ -116,8 +116,22 @@ def all_finite(value: tree.Tree) -> bool:
     return all(math.isfinite(end) for pair in ends for end in pair)
 
 
+def _is_usable(personal: tree.Tree) -> bool:
+    """Return whether no number of a model is NaN or plus infinity.
+
+    Minus infinity is allowed: it is the bias of a class of which nobody has examples.
+    """
+    largest = to_host(
+        [_ends(leaf)[-1] for leaf in tree.leaves(personal)],
+        "whether the numbers of a client's model can be used",
+    )
+
+    # NaN is not less than any number.
+    return all(bool(end < math.inf) for end in largest)
+
+
 def _ends(leaf: Tensor) -> tuple[Tensor, ...]:
-    """Return numbers that are finite if all of a tensor are."""
+    """Return numbers that are finite if all of a tensor are: its smallest one and its largest."""
     if not leaf.is_floating_point() or leaf.numel() == 0:
         return (torch.where(torch.isfinite(leaf).all(), 0.0, math.inf),)
     return tuple(torch.aminmax(leaf))  # ten times as fast as isfinite

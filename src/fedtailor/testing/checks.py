@@ -18,7 +18,7 @@ from fedtailor.core.federation import Cohort, Federation
 from fedtailor.core.message import Mean
 from fedtailor.core.rng import new_key
 from fedtailor.simulation.checkpoint import readable_modules
-from fedtailor.simulation.quarantine import all_finite
+from fedtailor.simulation.quarantine import all_finite, problem_with_personal
 from fedtailor.testing.advice import FEW, advice, advice_on_error
 from fedtailor.testing.case import Case, Check, Lesson
 from fedtailor.testing.engines import Exposed
@@ -100,9 +100,15 @@ def unusable(case: Case, trace: Trace, model: str = "mlp") -> str | None:
 
     # Personal models may be unusable until training has come to an end.
     for (round, client), output in trace.of("personalize").items():
-        if round == len(trace.reports) and not all_finite(output):
-            is_model = not all_finite(output.personal)
-            part = "the personal model" if is_model else "its diagnostics or scores"
+        if round < len(trace.reports):
+            continue
+
+        part = ""
+        if problem_with_personal(output.personal):
+            part = "the personal model"
+        elif not all_finite(output._replace(personal=())):
+            part = "its diagnostics or scores"
+        if part:
             return (
                 f"{case.where(round, client)}: {METHODS['personalize']} returns values that are "
                 f"not finite in {part}. {FEW}."

@@ -20,7 +20,15 @@ from fedtailor.core.federation import ExampleSet
 from fedtailor.core.rng import Key
 from fedtailor.core.task import Batch
 from fedtailor.core.torch_private import foreach_mul, memory_of
-from fedtailor.training.batches import Batches, Plan, gather, moving, plan_batches
+from fedtailor.training.batches import (
+    Batches,
+    Plan,
+    class_weight_of,
+    gather,
+    moving,
+    plan_batches,
+    to_values,
+)
 from fedtailor.training.optimizer import Optimizer, clip_factor
 from fedtailor.training.phase import Phase, collected
 
@@ -287,14 +295,20 @@ def nothing_collected(
     phase: Phase, params: Sequence[Tensor], context: Sequence[Tensor], data: ExampleSet, key: Key
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty collected values of the right shape, for a client that takes no step."""
-    blank = Batch(
-        data.weight.new_zeros((1, *data.x.shape[1:])), data.y.new_zeros(1), data.weight.new_zeros(1)
-    )
+    blank = blank_batch(data)
     batch = blank if phase.amount.per_step == 1 else (blank,) * phase.amount.per_step
     evaluate = phase.advance if phase.step is not None else phase.evaluate
     with torch.no_grad():
         outputs = collected(evaluate(params, context, batch, key)[-1])
     return outputs[:0], blank.y[:0], blank.weight[:0]
+
+
+def blank_batch(data: ExampleSet) -> Batch:
+    """Return a batch of one row of zeros, of weight 0, for a client without examples."""
+    stored = data.x.new_zeros((1, *data.x.shape[1:]))
+    weight = data.weight.new_zeros(1)
+    values = to_values(stored, data.scale, weight.dtype)
+    return Batch(values, data.y.new_zeros(1), weight, class_weight_of(data.class_weight))
 
 
 def split_leaves(
@@ -330,11 +344,16 @@ def forward_one(
     function: Callable[..., Tensor], data: ExampleSet, arguments: Sequence[Any]
 ) -> Tensor:
     """Run ``function(*arguments, batch)`` over all examples in chunks; rows in their order."""
+    # Not every network takes a batch without rows.
     count = len(data.positions)
+    if count == 0:
+        with torch.no_grad():
+            return function(*arguments, blank_batch(data))[:0]
+
     chunk = chunk_size(data.x.shape[1:])
     outputs = []
     with torch.no_grad():
-        for start in range(0, max(count, 1), chunk):
+        for start in range(0, count, chunk):
             rows = torch.arange(start, min(start + chunk, count))
             outputs.append(function(*arguments, gather(data, rows)))
     return torch.cat(outputs) if len(outputs) > 1 else outputs[0]

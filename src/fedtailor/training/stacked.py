@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedtailor.core import tree
 from fedtailor.core.devices import HOST, to_device
 from fedtailor.core.federation import ExampleSet
 from fedtailor.core.message import spread
@@ -22,6 +23,7 @@ from fedtailor.core.task import Batch
 from fedtailor.core.torch_private import memory_of
 from fedtailor.training.batches import Plan, class_weight_of, take, to_values
 from fedtailor.training.one_client import (
+    blank_batch,
     chunk_size,
     merge_leaves,
     nothing_collected,
@@ -350,10 +352,17 @@ def forward_stack(
     dims = [argument.dim for argument in arguments]
     vectorized = torch.func.vmap(function, in_dims=(*dims, 0))
 
+    # Not every network takes a batch without rows.
+    if total == 0:
+        blank = blank_batch(data.of_client(0))
+        batch = tree.map(lambda leaf: leaf.repeat(count, *(1 for _ in leaf.shape)), blank)
+        with torch.no_grad():
+            return vectorized(*tensors, batch)[:, :0]
+
     present = torch.ones((), dtype=data.weight.tensor.dtype)
     outputs = []
     with torch.no_grad():
-        for start in range(0, max(total, 1), chunk):
+        for start in range(0, total, chunk):
             rows = torch.arange(start, min(start + chunk, total))
             batch = data.gather(rows.expand(count, -1), present)
             outputs.append(vectorized(*tensors, batch))

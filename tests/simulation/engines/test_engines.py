@@ -353,3 +353,19 @@ def test_too_much_memory_for_a_stack_is_answered_by_the_block_to_set():
     ):
         outputs = Batched(8).map(needs_much_memory, torch.tensor(0.0), jobs)
     assert [float(output) for output in outputs] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_states_with_other_entries_run_one_by_one_and_lose_nothing(first):
+    def program(task, common, inputs):
+        return {"steps": inputs["state"].get("steps", torch.tensor(0.0)) + inputs["client"]}
+
+    states = [{}, {"steps": torch.tensor(5.0)}]
+    jobs = []
+    for client in (first, 1 - first):
+        inputs = {"client": torch.tensor(float(client)), "state": states[client]}
+        jobs.append(Job(client, TASK, inputs, 1))
+
+    with pytest.warns(RuntimeWarning, match="states of clients do not have the same entries"):
+        outputs = Batched(2).map(program, (), jobs)
+    assert [float(output["steps"]) for output in outputs] == [6.0 * first, 6.0 * (1 - first)]

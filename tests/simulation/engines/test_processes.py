@@ -198,6 +198,22 @@ def test_a_client_whose_process_dies_fails_alone(pool):
     assert [int(output) for output in outputs] == [0, 1, 3, 4]
 
 
+def test_a_process_that_dies_between_two_rounds_costs_no_client_its_round():
+    with closing(Processes(1)) as engine:
+        assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(0)])] == [0]
+        (worker,) = engine._pool.workers
+        os.kill(worker._process.pid, signal.SIGKILL)
+        wait_for(lambda: not alive(worker._process.pid))
+        assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(1)])] == [1]
+
+        # Seen only when something is sent to it.
+        process = worker._process
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: not alive(process.pid))
+        process.poll = lambda: None
+        assert [int(output) for output in engine.map(programs.deadly, COMMON, [job(3)])] == [3]
+
+
 @pytest.mark.slow
 def test_a_client_that_takes_too_long_fails_alone(tmp_path):
     started = tmp_path / "started"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ def show_embedded(record: Mapping[str, Any]) -> None:
     for note in record["notes"]:
         say(line_of_note(note))
 
-    say(f"Train on them: fedtailor run --data {record['out']}")
+    say(f"Train on them: fedtailor run --data {shlex.quote(record['out'])}")
 
 
 def show_check(record: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtailor.cli.show.console import (
@@ -52,10 +53,26 @@ def show_result(result: Mapping[str, Any]) -> None:
         method = str(result["algorithm"])
         show_verdicts({method: result["worth_it"]}, method)
 
-    models = "predictions" if "folds" in result else "a model for every client"
+    models = "predictions" if "folds" in result else _models_of(result)
     say(f"Scores and {models} are in {result['run']}")
     show_claims(result)
     warn([result])
+
+
+def _models_of(result: Mapping[str, Any]) -> str:
+    """Return which models the folder of a run holds: some clients may have got none."""
+    run = Path(result["run"])
+    folders = [run]
+    if len(result["seeds"]) > 1:
+        folders = [run / f"seed-{seed}" for seed in result["seeds"]]
+
+    models = sum(len(list(folder.glob("models/*.safetensors"))) for folder in folders)
+    expected = len(folders) * result["clients"]
+    if models >= expected:
+        return "a model for every client"
+
+    held = f"{models} of {expected} models" if models else "no model"
+    return f"{held} (events.jsonl says why)"
 
 
 def show_claims(result: Mapping[str, Any]) -> None:

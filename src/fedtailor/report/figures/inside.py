@@ -115,7 +115,8 @@ def confidence(records: Sequence[MethodRecords]) -> list[Figure]:
     for method in records:
         values = method.training("confidence")
         total = math.fsum(values.values())
-        shares[method.label] = {unit: 100 * value / total for unit, value in values.items()}
+        if total:  # zeros have no shares
+            shares[method.label] = {unit: 100 * value / total for unit, value in values.items()}
 
     return bars_by_client(
         records,

@@ -61,8 +61,11 @@ def build_page(methods: Sequence[Method], *, refresh: int = 0) -> Page:
         refresh: seconds after which the page loads itself again; 0: never.
 
     Raises:
-        DataError: a file of records is damaged.
+        DataError: a file of records is damaged, or no run has begun.
     """
+    if not methods:
+        raise DataError("no run has begun yet, so there is nothing to report.", key="paths")
+
     sections = build_sections(methods)
     return Page(render_page(_title(methods), sections, refresh=refresh), sections)
 

@@ -54,6 +54,8 @@ def events_section(records: Sequence[MethodRecords]) -> Section:
                 cells = [str(event.get(name, "")) for name in names]
                 if isinstance(event.get("client"), int):
                     cells[names.index("client")] = of_seed.name_of(event["client"])
+                if "fold" in event:
+                    cells[names.index("round")] += f" (fold {event['fold']})"
 
                 counts[method.label, str(event.get("kind", ""))] += 1
                 if len(events) < MOST_EVENTS:

@@ -138,6 +138,9 @@ def _stack(trees: Sequence[Any]) -> Any:
     if isinstance(first, Tensor):
         return torch.stack(list(trees))
     if isinstance(first, dict):
+        # A client that has taken part may keep more than one that has not.
+        if any(member.keys() != first.keys() for member in trees):
+            raise ValueError("the states of clients do not have the same entries")
         return {name: _stack([member[name] for member in trees]) for name in first}
 
     return tree.tuple_like(first, [_stack(column) for column in zip(*trees, strict=True)])

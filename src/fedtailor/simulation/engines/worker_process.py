@@ -63,17 +63,9 @@ class WorkerProcess:
             RunError: the process cannot be started.
         """
         encoded = requests.of_job(job)
-        if not self._ready:
-            self._start(folder)
-
-        # What it has received in an earlier map is not sent again.
         late = threading.Event()
         try:
-            for kind, request in requests.before(job).items():
-                if self._received.get(kind) != request.version:
-                    self._ask(request.data)
-                    self._received[kind] = request.version
-
+            self._prepare(folder, requests, job)
             with self._killed_after(timeout, late):
                 answer = self._ask(encoded)
 
@@ -87,6 +79,45 @@ class WorkerProcess:
         if late.is_set():
             return Failure(NoAnswer(f"no answer within {timeout:g} s (federation.client_timeout)"))
         return Failure(NoAnswer(f"the process of this client {end}"))
+
+    def _prepare(self, folder: str, requests: MapRequests, job: Job) -> None:
+        """Have a process that has received all that comes before a job.
+
+        One that has ended since its last answer is replaced: this client is not at fault.
+
+        Raises:
+            EOFError, OSError: a new process ended too.
+            RunError: the process cannot be started.
+        """
+        process = self._process
+        has_ended = process is not None and process.poll() is not None
+        if self._ready and has_ended and not self._stopped:
+            self._reap()
+
+        try:
+            self._send_missing(folder, requests, job)
+        except (EOFError, OSError):
+            if self._stopped:
+                raise
+
+            self._end()
+            self._send_missing(folder, requests, job)
+
+    def _send_missing(self, folder: str, requests: MapRequests, job: Job) -> None:
+        """Send what the process has not received yet; start one if there is none.
+
+        Raises:
+            EOFError, OSError: the process ended.
+            RunError: the process cannot be started.
+        """
+        if not self._ready:
+            self._start(folder)
+
+        # What it has received in an earlier map is not sent again.
+        for kind, request in requests.before(job).items():
+            if self._received.get(kind) != request.version:
+                self._ask(request.data)
+                self._received[kind] = request.version
 
     @contextlib.contextmanager
     def _killed_after(self, seconds: float, late: threading.Event) -> Iterator[None]:
