@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +17,9 @@ from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.task import Task
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""What a container may use of the processors, in Linux."""
 
 Program = Callable[[Task, Any, Any], Any]
 """``program(task, common, inputs) -> output``: a pure function; common and inputs are trees of
@@ -198,7 +203,10 @@ def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def physical_cores() -> int:
-    """Return the number of physical cores among the CPUs that this process may use."""
+    """Return the number of physical cores among the CPUs that this process may use.
+
+    A container may have the time of fewer.
+    """
     usable: Iterable[int] = range(os.cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
         usable = os.sched_getaffinity(0)
@@ -212,4 +220,17 @@ def physical_cores() -> int:
         except OSError:
             cores.add(str(cpu))
 
-    return max(len(cores), 1)
+    return max(min(len(cores), _cpus_of_container(_QUOTA)), 1)
+
+
+def _cpus_of_container(quota: Path) -> int:
+    """Return how many CPUs a container has the time of, at least in part; many if it is none.
+
+    Args:
+        quota: the file of the kernel with the microseconds of processor time in a period.
+    """
+    try:
+        time, period = quota.read_text().split()
+        return math.ceil(int(time) / int(period))
+    except (OSError, ValueError, ZeroDivisionError):  # "max" means all
+        return sys.maxsize

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, cast, get_origin, get_type_hints
 
@@ -71,6 +71,27 @@ def to_records(positions: list[ClientPositions]) -> list[ClientRecord]:
         records.append(cast(ClientRecord, parts))
 
     return records
+
+
+def clients_of_run(record: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return the number in the split, and the name, of every client of a run.
+
+    With corruptions, a new client can appear several times: clean first, then once per condition.
+    """
+    count = len(record["clients"])
+    names = record["client_names"] or list(map(str, range(count)))
+    num_known = count - record["new_clients"]
+    if len(record["conditions"]) <= count:
+        return list(enumerate(names))
+
+    clients = list(enumerate(names[:num_known]))
+    variants = (len(record["conditions"]) - num_known) // record["new_clients"]
+    for number in range(num_known, count):
+        clients.append((number, names[number]))
+        corrupted = record["conditions"][len(clients) : len(clients) + variants - 1]
+        clients += [(number, f"{names[number]}-{condition}") for condition in corrupted]
+
+    return clients
 
 
 def read_split(path: Path) -> SplitRecord:

@@ -28,6 +28,7 @@ from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import (
     LARGEST_TOML,
     UnreadableError,
+    content_of,
     damaged,
     is_missing,
     parse_toml,
@@ -185,8 +186,21 @@ class RunRecords:
 
     @cached_property
     def client_names(self) -> list[str]:
-        """The names of the clients; empty if they have none."""
+        """The names of the clients; empty if they have none.
+
+        Raises:
+            DataError: ``split.json`` is damaged.
+        """
         names = self.split.get("client_names")
+
+        # New clients may appear several times; few runs have that, and others do without NumPy.
+        conditions = self.split.get("conditions") or ()
+        if len(conditions) > len(self.split.get("clients") or ()):
+            from fedtailor.data.split import clients_of_run
+
+            with content_of(self.path / "split.json"):
+                return [name for _, name in clients_of_run(self.split)]
+
         return [str(name) for name in names] if isinstance(names, list) else []
 
     @property

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedtailor.core.errors import unknown_name
 from fedtailor.core.metrics import CLIENT_METRICS
 from fedtailor.core.reading import content_of
+from fedtailor.data.split import clients_of_run
 from fedtailor.experiment.reader import RunRecords, read_run
 
 if TYPE_CHECKING:
@@ -183,15 +184,14 @@ class Run:
         clients = []
         with content_of(records.path / "split.json"):
             # New clients have the last numbers.
-            parts = split["clients"]
-            names = split["client_names"] or range(len(parts))
-            first_new = len(parts) - int(split["new_clients"])
+            first_new = len(split["clients"]) - int(split["new_clients"])
             scores = self._scores()
-            for number, part in enumerate(parts):
+            for number, (position, name) in enumerate(clients_of_run(split)):
+                part = split["clients"][position]
                 client = Client(
                     number=number,
-                    name=str(names[number]),
-                    is_new=number >= first_new,
+                    name=str(name),
+                    is_new=position >= first_new,
                     num_train=len(part["train"]),
                     num_validation=len(part["val"]),
                     num_test=len(part["test"]),

@@ -37,7 +37,10 @@ def for_noise(
     if privacy.noise_from == "sites":
         factor = math.sqrt(len(roster.trainable_clients))
         noise = {name: factor * deviation for name, deviation in noise.items()}
-    return algorithm.for_noise(roster.common_task, noise, sum(roster.num_train))
+
+    # New clients send nothing.
+    num_train = sum(roster.num_train[client] for client in roster.known)
+    return algorithm.for_noise(roster.common_task, noise, num_train)
 
 
 def _sums_mechanism(

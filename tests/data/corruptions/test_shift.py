@@ -1,10 +1,13 @@
 """CIFAR-S: its options, which client gets which pair, and data sets with corrupted copies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.data.build import build, split_record
 from fedtailor.data.corruptions import CORRUPTIONS, corrupt
 from fedtailor.data.corruptions.shift import (
     CifarS,
@@ -14,6 +17,8 @@ from fedtailor.data.corruptions.shift import (
     parse_shift,
 )
 from fedtailor.data.dataset import Dataset
+from fedtailor.data.options import DataOptions
+from fedtailor.data.split import clients_of_run
 
 KINDS = list(CORRUPTIONS)
 
@@ -175,3 +180,27 @@ def test_what_is_not_an_image_of_8_bits_is_refused(options, tmp_path):
     dataset = Dataset(name="numbers", y=np.zeros(4, np.int64), num_classes=1, **options)
     with pytest.raises(DataError, match=r"data\.shift needs 8-bit images.*'numbers'"):
         apply_shift(dataset, [np.arange(2)], [Pair("fog", 1)], seed=0, frost_folder=tmp_path)
+
+
+def test_a_run_names_its_new_clients_once_per_condition(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
+    (tmp_path / "own").mkdir()
+    np.savez(tmp_path / "own" / "train.npz", x=pixels, y=np.arange(100) % 2)
+    options = DataOptions(
+        path=str(tmp_path / "own"),
+        partition="iid",
+        clients=5,
+        new_clients=2,
+        shift="cifar_s(clients=1, new='all')",
+    )
+    divided = build(options, run_seed=0)
+    record = split_record(divided.division, divided.conditions)
+    clients = clients_of_run(record)
+    assert tuple(name for _, name in clients) == divided.client_names
+    assert [position for position, _ in clients[:4]] == [0, 1, 2, 3] and clients[-1][0] == 4
+    plain = {**record, "conditions": []}
+    assert clients_of_run(plain) == [(number, str(number)) for number in range(5)]
+
+    # Without variants, clients without names stay so: they are no sites.
+    alone = build(replace(options, shift="cifar_s(clients=1)"), run_seed=0)
+    assert alone.client_names == () and len(alone.conditions) == 5

@@ -11,7 +11,13 @@ import torch
 
 import fedtailor.simulation.engines.batched as batched
 from federations import perceptron
-from fedtailor.core.engine import ExamplePositions, Failure, Job, physical_cores
+from fedtailor.core.engine import (
+    ExamplePositions,
+    Failure,
+    Job,
+    _cpus_of_container,
+    physical_cores,
+)
 from fedtailor.simulation import engines
 from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.batched import Batched
@@ -298,6 +304,17 @@ def test_table_options_and_classes_agree():
     assert build_engine(EngineOptions(name="workers", workers=3)).workers == 3
     assert build_engine(EngineOptions(name="processes", workers=3)).workers == 3
     assert build_engine(EngineOptions(name="batched", block=5)).block == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("200000 100000", 2), ("150000 100000", 2), ("10000 100000", 1)]
+)
+def test_a_container_has_the_cores_of_its_quota(tmp_path, text, cpus):
+    quota = tmp_path / "cpu.max"
+    quota.write_text(text + "\n")
+    assert _cpus_of_container(quota) == cpus
+    quota.write_text("max 100000\n")
+    assert _cpus_of_container(quota) == _cpus_of_container(tmp_path / "none") > 1000
 
 
 def test_workers_fill_the_physical_cores():

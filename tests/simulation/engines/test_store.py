@@ -198,10 +198,12 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path):
     store = new_store(tmp_path / "states", in_memory=0)
     store[1] = state(1)
     store[2] = state(2)
-    (tmp_path / "states" / "states-000000.trees").write_bytes(b"damaged")
-    with pytest.raises(
-        RunError, match=r"cannot read '.*states-000000\.trees', which stores data of client 1"
-    ):
+    path = tmp_path / "states" / "states-000000.trees"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(RunError, match=r"cannot read '.*', which stores data of client 1"):
+        store[1]
+    path.write_bytes(b"damaged")
+    with pytest.raises(RunError, match=r"data of client 1: it ends too early"):
         store[1]
 
 

@@ -328,9 +328,14 @@ class Store(MutableMapping[int, Any]):
         try:
             with path.open("rb") as file:
                 file.seek(span.start)
-                return file.read(span.length)
+                data = file.read(span.length)
         except OSError as reason:
             raise self._unreadable(client, span, reason) from reason
+
+        if len(data) < span.length:
+            raise self._unreadable(client, span, EOFError("it ends too early"))
+
+        return data
 
     def _unreadable(self, client: int, span: StoreSpan, reason: Exception) -> RunError:
         path = self.path(span.file)
