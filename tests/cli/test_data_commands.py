@@ -133,7 +133,13 @@ def test_partition_writes_a_split_that_can_be_read(data, folder):
         "fedtailor run --dataset digits --set data.seed=7 --set data.normalize=training "
         "--split half.json"
     ), "what divides is in the file; a run without the rest would have other data"
-    assert main([*shlex.split(used)[1:], "--dry-run"]) == 0
+
+    # Of new clients by name, the file has the order.
+    options = ["-d", "synthetic", "--set", 'data.new_clients=["domain 1"]', "--out", "new.json"]
+    of_new = as_json(data("partition", *options, "--json"))["use"]
+    assert of_new.endswith("--set data.new_clients=1 --split new.json")
+    for command in (used, of_new):
+        assert main([*shlex.split(command)[1:], "--dry-run"]) == 0
     assert [client["train"] for client in record["clients"]] == [
         len(client["train"]) for client in split["clients"]
     ]

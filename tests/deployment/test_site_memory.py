@@ -1,14 +1,13 @@
 """What a site remembers of its answers is on the disk before it is used, and tells no numbers."""
 
 import json
-import time
 
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment import site_memory
-from fedtailor.deployment.policy import SitePolicy, Tally
+from fedtailor.deployment.policy import SitePolicy
 from fedtailor.deployment.site_memory import MEMORY_FILE, SiteMemory
 from fedtailor.deployment.site_run import _has_begun
 
@@ -82,23 +81,6 @@ def test_another_division_is_refused_without_numbers(tmp_path):
     # Even one that leaves too few examples: a server must not try where the limit is.
     with pytest.raises(DataError, match=r"data\.fraction would change, 1\.0 then and 0\.1 now"):
         memory.keep_division(options(fraction=0.1), {"train": 8, "val": 0, "test": 20, "all": 100})
-
-
-def test_refused_plans_count():
-    policy = SitePolicy(plans_a_day=3)
-    tally = Tally()
-    today = time.strftime("%Y-%m-%d")
-    for plan in ("a", "b"):
-        tally.check(policy, "begin", plan)
-        tally.count({"kind": "begin", "way": "sent", "plan": plan, "refused": "no", "time": today})
-
-    # One that comes again counts once.
-    tally.check(policy, "begin", "a")
-    tally.check(policy, "begin", "c")
-    tally.count({"kind": "begin", "way": "sent", "plan": "c", "time": today})
-    with pytest.raises(ConfigError, match="3 plans a day"):
-        tally.check(policy, "begin", "d")
-    tally.check(policy, "begin", "c")
 
 
 def test_a_full_disk_does_not_lock_a_site_out_of_a_run(tmp_path, monkeypatch):

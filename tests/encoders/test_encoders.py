@@ -99,10 +99,15 @@ def test_a_worker_shares_the_weights_and_nothing_else():
 
 
 SOURCE = """
+import numpy as np
 import torch
 from torch import nn
 SIZE = 4
 MEAN = torch.tensor([0.5])
+NAMES = np.array(["a", "b"])
+WEIGHTS = np.arange(4.0)[::-1]
+PARTS = {"names": NAMES}
+PARTS["parts"] = PARTS
 LIGHTEN = nn.Threshold(-1.0, 0.0)
 halve, same = lambda x: x * 0.5, 0
 keep = lambda x: x * 1.0
@@ -118,6 +123,7 @@ class Encoder(nn.Module):
         nn.init.ones_(self.head.weight)
         nn.init.zeros_(self.head.bias)
     def forward(self, x):
+        where = (__file__, NAMES, WEIGHTS, PARTS)
         x = keep(halve(LIGHTEN(x - MEAN)))
         return self.head(resize(x).flatten(1)) * self.scale
 def encoder():
@@ -140,6 +146,9 @@ def unused():
         ("tensor([0.5])", "tensor([0.1])", True),
         ("Threshold(-1.0", "Threshold(-2.0", True),
         ("x * 1.0", "x * 3.0", True),
+        ('["a", "b"]', '["a", "c"]', True),
+        ("np.arange(4.0)", "np.arange(5.0)", True),
+        ("return 1", "return 1  # another folder has the same digest", False),
     ],
 )
 def test_the_digest_covers_weights_code_and_constants(

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from sklearn.metrics import roc_auc_score
 
 import fedtailor
 from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.federation import Roster
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.folds import FinishedFold, operating_points
+from fedtailor.experiment.folds import FinishedFold, _roster_of_all, operating_points
 from fedtailor.experiment.predictions import BASELINES_FILE, PREDICTIONS_FILE, read_predictions
 from fedtailor.experiment.reader import fold_folder, read_run
 from fedtailor.experiment.run import count_unfinished, run
@@ -330,3 +332,10 @@ def test_what_happened_in_a_fold_is_told_with_its_number(sites, tmp_path):
     ]
     _, every = section.tables
     assert ["1 (fold 2)", "Oslo", "quarantine", "not finite"] in [row[2:] for row in every.rows]
+
+
+def test_groups_of_all_folds_count():
+    rosters = [Roster(None, [20], num_test=[20], test_groups=[groups]) for groups in (10, 9, 11)]
+    roster = _roster_of_all([SimpleNamespace(roster=one) for one in rosters])
+    assert (roster.num_test, roster.test_groups) == ([60], [30])
+    assert roster.independence(0) == 0.5

@@ -74,7 +74,9 @@ def test_a_folder_for_new_sites_makes_the_same_model_and_tells_nothing_of_the_ot
     noise, tmp_path
 ):
     write_tables(tmp_path / "data")
-    config = settings("pfedfda", {"path": str(tmp_path / "data")})
+    last = sorted(path.stem for path in (tmp_path / "data").iterdir())[-1]
+    data = {"path": str(tmp_path / "data"), "new_clients": [last], "label_column": "label"}
+    config = settings("pfedfda", data)
     fedtailor.run(config, out=tmp_path / "run")
     run = fedtailor.load(tmp_path / "run")
     if noise:
@@ -85,7 +87,8 @@ def test_a_folder_for_new_sites_makes_the_same_model_and_tells_nothing_of_the_ot
     assert run.hand_over(tmp_path / "new") == []
     files = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
     for path in files:
-        assert not any(name.encode() in path.read_bytes() for name in run.clients.names), path
+        told = [*run.clients.names, str(tmp_path)]
+        assert not any(text.encode() in path.read_bytes() for text in told), path
     assert not {"models", "clients.jsonl", "predictions.safetensors"} & {
         path.name for path in (tmp_path / "new").iterdir()
     }

@@ -320,9 +320,11 @@ def _command_with_split(split: str, values: dict[str, Any], set_: Sequence[str] 
             continue
         words += [flags[key].option, str(value)] if key in flags else ["--set", f"{key}={value}"]
 
-    for text in set_ or []:
-        key, _, _ = text.partition("=")
-        if key.strip() not in replaced:
+    for text, (key, value) in zip(set_ or [], read_assignments(set_), strict=True):
+        # The file has an order, in which new clients are the last ones.
+        if key == "data.new_clients" and not isinstance(value, int):
+            text = f"{key}={len(value)}"
+        if key not in replaced:
             words += ["--set", text]
 
     return shlex.join([*words, "--split", split])

@@ -20,6 +20,7 @@ from fedtailor.cli.options import (
 )
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import print_result
+from fedtailor.core.errors import FedtailorError
 from fedtailor.privacy.claims import promise_of
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ def plan(
     """Say which noise a budget needs, or what is left of it with a given noise.
 
     What counts is the number of rounds, who takes part in them, and the options privacy.epsilon,
-    privacy.delta and privacy.noise; for examples also the options of training, and how many every
-    client has. Nothing is trained, unless you ask for it.
+    privacy.delta and privacy.noise; where clients are drawn also how many there are, and for
+    examples the options of training, and how many every client has. Nothing is trained, unless you
+    ask for it.
 
     Example: fedtailor privacy plan experiment.toml --set privacy.epsilon=4
     """
@@ -85,6 +87,7 @@ def _plan(config: Config) -> dict[str, Any]:
     privacy = config.privacy
     budgets = [privacy.epsilon] if privacy.epsilon or privacy.noise else list(_BUDGETS)
     plans = []
+    notes: list[str] = []
     schedule = config.schedule
     if privacy.unit == "example":
         # Noise follows from the examples of every client, and from the rounds of the method.
@@ -97,7 +100,7 @@ def _plan(config: Config) -> dict[str, Any]:
     else:
         from fedtailor.privacy.plan import planned_record
 
-        drawn = _drawn(config)
+        drawn = _drawn(config, notes)
         for budget in budgets:
             plan = planned_record(replace(privacy, epsilon=budget), schedule, drawn)
             plans.append({**plan, "budget": budget})
@@ -107,21 +110,39 @@ def _plan(config: Config) -> dict[str, Any]:
         "rounds": schedule.rounds,
         "participation": schedule.participation.as_value(),
         "plans": plans,
+        "notes": notes,
     }
 
 
-def _drawn(config: Config) -> Drawn:
-    """Return whom cohorts are drawn from; the data are read only if they decide it."""
+def _drawn(config: Config, notes: list[str]) -> Drawn | None:
+    """Return whom cohorts are drawn from; None if everybody takes part.
+
+    The data say which clients have training examples. A plan can be for other data than are here.
+
+    Args:
+        config: of the run.
+        notes: gets a sentence if the data do not say it.
+
+    Raises:
+        FedtailorError: the data cannot be used, and the number of clients is not given.
+    """
+    if config.schedule.participation.plan != "bernoulli":
+        return None
+
+    from fedtailor.experiment.assembly import assemble
+    from fedtailor.experiment.config import first_training
     from fedtailor.privacy.plan import drawn_from
 
-    participation = config.schedule.participation
     population = config.data.clients - config.data.num_new
     trainable = population
-    if participation.plan == "bernoulli" and not config.data.clients:
-        from fedtailor.experiment.assembly import assemble
-        from fedtailor.experiment.config import first_training
-
+    try:
         roster = assemble(first_training(config), config.seeds[0]).federation.roster
+    except FedtailorError as error:
+        if not config.data.clients:
+            raise
+
+        notes.append(f"every client is taken to have training examples, because: {error.message}")
+    else:
         population = roster.population
         trainable = len(roster.trainable_clients)
 
@@ -129,6 +150,9 @@ def _drawn(config: Config) -> Drawn:
 
 
 def _show(record: Mapping[str, Any]) -> None:
+    for note in record["notes"]:
+        typer.echo(f"note: {note}")
+
     rounds = "1 round" if record["rounds"] == 1 else f"{record['rounds']} rounds"
     of = {
         "features": "the largest norm of what an example adds",

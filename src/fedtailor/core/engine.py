@@ -205,7 +205,7 @@ def _map_marked(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 def physical_cores() -> int:
     """Return the number of physical cores among the CPUs that this process may use.
 
-    A container may have the time of fewer.
+    In a container with a limit of processor time, no more than the limit allows.
     """
     usable: Iterable[int] = range(os.cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
@@ -224,7 +224,7 @@ def physical_cores() -> int:
 
 
 def _cpus_of_container(quota: Path) -> int:
-    """Return how many CPUs a container has the time of, at least in part; many if it is none.
+    """Return how many CPUs the limit of a container allows, rounded up; many without a limit.
 
     Args:
         quota: the file of the kernel with the microseconds of processor time in a period.

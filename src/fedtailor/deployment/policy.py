@@ -308,21 +308,16 @@ class Tally:
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, str], set[str]] = defaultdict(set)
-        self._refused: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._rounds: Counter[str] = Counter()
 
     def count(self, line: Mapping[str, Any]) -> None:
-        """Count a line of the log, if it is an answer or a refusal."""
+        """Count a line of the log, if it is an answer."""
         kind = str(line.get("kind"))
-        if line.get("way") != "sent" or not line.get("plan"):
+        if line.get("way") != "sent" or not line.get("plan") or line.get("refused"):
             return
 
         day = str(line.get("time"))[:10]
         stage = _stage(kind)
-        if line.get("refused"):
-            self._refused[stage, day].add(str(line["plan"]))
-            return
-
         self._plans[stage, day].add(str(line["plan"]))
         self._rounds[day] += stage == "round"
 
@@ -340,25 +335,16 @@ class Tally:
         day = time.strftime("%Y-%m-%d")
         stage = _stage(kind)
         today = self._plans[stage, day]
-        ever = _of_stage(self._plans, stage)
-
-        # That a plan is refused can tell something of the data, so refused ones count too.
-        others_today = (today | self._refused[stage, day]) - {plan}
-        others_ever = (ever | _of_stage(self._refused, stage)) - {plan}
-        if plan not in today and len(others_today) >= policy.plans_a_day:
+        ever = set().union(*(plans for key, plans in self._plans.items() if key[0] == stage))
+        if plan not in today and len(today) >= policy.plans_a_day:
             raise _refusal(f"{policy.plans_a_day} plans a day", "this is one more")
-        if plan not in ever and len(others_ever) >= policy.plans:
+        if plan not in ever and len(ever) >= policy.plans:
             raise _refusal(f"{policy.plans} plans in all", "this is one more")
 
         if stage == "round" and self._rounds[day] >= policy.rounds_a_day:
             raise _refusal(f"{policy.rounds_a_day} answers of rounds a day", "this is one more")
         if stage == "round" and self._rounds.total() >= policy.rounds:
             raise _refusal(f"{policy.rounds} answers of rounds in all", "this is one more")
-
-
-def _of_stage(plans: Mapping[tuple[str, str], set[str]], stage: str) -> set[str]:
-    """Return the plans of all days of a stage."""
-    return set().union(*(of_day for key, of_day in plans.items() if key[0] == stage))
 
 
 def _stage(kind: str) -> str:

@@ -186,4 +186,4 @@ def _other_division(key: str, before: object, now: object) -> DataError:
         f"this site has divided its examples once, and keeps that: {what} would change{values}. "
         f"Only its operator can start again, by removing {MEMORY_FILE}."
     )
-    return DataError(message, key="site.policy", allowed=show(before), got=show(now))
+    return DataError(message, key="site.policy")

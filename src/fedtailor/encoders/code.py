@@ -19,6 +19,9 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives all modules; they differ between its versions."""
 
+_OF_EVERY_FILE = frozenset(("__file__", "__path__", "__spec__", "__cached__", "__builtins__"))
+"""Globals that Python gives all files; they say where these are."""
+
 
 def digest_of_module(function: Callable[[], nn.Module], module: nn.Module) -> str:
     """Return the SHA-256 of a module, the same on every machine.
@@ -48,13 +51,14 @@ def _add_value(digest: Any, path: str, value: Any, sources: dict[str, str], seen
     if isinstance(value, Tensor):
         _add_tensor(digest, path, value)
     elif isinstance(value, np.ndarray):
-        _add_tensor(digest, path, torch.from_numpy(value))
+        _add_array(digest, path, value)
     elif _is_plain(value):
         digest.update(f"{path} = {value!r}\n".encode())
     elif isinstance(value, FunctionType | type):
         digest.update(f"{path}: {_name_of(value)}\n".encode())
         _add_source(value, sources, seen)
-    elif isinstance(value, Mapping | list | tuple):
+    elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+        seen.add(id(value))
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:
             _add_value(digest, f"{path}.{key}", item, sources, seen)
@@ -87,25 +91,36 @@ def _add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
     digest.update(np.ascontiguousarray(values.reshape(-1).view(torch.uint8).numpy()))
 
 
+def _add_array(digest: Any, name: str, array: np.ndarray) -> None:
+    """Add name, type, shape and bytes of an array; of one of objects, what it prints if plain."""
+    digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+    if array.dtype.hasobject:
+        objects = array.tolist()
+        digest.update(repr(objects).encode() if _is_plain(objects) else b"")
+        return
+
+    digest.update(np.ascontiguousarray(array).tobytes())
+
+
 def _add_source(value: Any, sources: dict[str, str], seen: set[int]) -> None:
     """Add the source of a function or class, and of all that it names in its own file."""
     name = _name_of(value)
-    is_of_torch = name.split(".")[0] == "torch"
-    source = "" if is_of_torch else _source_of(value)
 
     # All lambdas of a file have one name.
     if "<lambda>" in name:
-        name = f"{name} {source}"
+        name = f"{name} {_source_of(value)}"
     if name in sources:
         return
 
-    sources[name] = source
+    # To find a source can take long.
+    is_of_torch = name.split(".")[0] == "torch"
+    sources[name] = "" if is_of_torch else _source_of(value)
     if is_of_torch:
         return
 
     # Names of attributes are among them too.
     in_file = vars(sys.modules.get(value.__module__, object))
-    for used in sorted(set(_names_in(value)) & set(in_file)):
+    for used in sorted((set(_names_in(value)) & set(in_file)) - _OF_EVERY_FILE):
         other = in_file[used]
         if isinstance(other, FunctionType | type):
             if other.__module__ == value.__module__:

@@ -308,6 +308,13 @@ def make_config(values: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] 
         str(name): dict(item) if isinstance(item, Mapping) else item
         for name, item in values.items()
     }
+    overrides = list(overrides)
+    given = [key for key, _ in overrides]
+    # A known data set takes the place of own data that the file names.
+    is_named = "data.dataset" in given and "data.path" not in given
+    if is_named and isinstance(values.get("data"), dict):
+        values["data"].pop("path", None)
+
     for key, value in overrides:
         _put(values, key, value)
 
@@ -492,9 +499,5 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
 
         inner_table[folder] = dict(inner)
         inner_table = inner_table[folder]
-
-    # A known data set that is named after own data takes their place.
-    if key == "data.dataset":
-        inner_table.pop("path", None)
 
     inner_table[name] = value

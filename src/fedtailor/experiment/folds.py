@@ -319,8 +319,15 @@ def _roster_of_all(folds: Sequence[FinishedFold]) -> Roster:
     rosters = [fold.roster for fold in folds]
     num_train = np.mean([roster.num_train for roster in rosters], axis=0)
     num_test = np.sum([roster.num_test for roster in rosters], axis=0)
+
+    # No fold divides a group.
+    test_groups: list[int] = []
+    if rosters[0].test_groups:
+        test_groups = np.sum([roster.test_groups for roster in rosters], axis=0).tolist()
+
     return dataclasses.replace(
         rosters[0],
         num_train=np.rint(num_train).astype(int).tolist(),
         num_test=num_test.tolist(),
+        test_groups=test_groups,
     )

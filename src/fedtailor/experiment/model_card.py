@@ -79,6 +79,7 @@ def model_card(
         "holds_examples": holds_examples(personal),
         "class_counts": list(class_counts),
         "num_test": num_test,
+        "independence": independent,
         "scores": {} if scores is None else per_client(scores),
         "intervals": {} if scores is None else intervals_of_site(scores, independent),
         "calibration": dict(calibration),

@@ -10,9 +10,9 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.privacy.accountant import Release, epsilon_of, noise_for
 from fedtailor.privacy.options import PrivacyOptions
 
-_MOST_REDRAWN = 1e-6
-"""Share of delta that all draws of too few clients may have as their probability. They change what
-is told by little more than that (times 1 + e^epsilon), so they need not be counted then."""
+_MOST_REDRAWN = 1e-9
+"""Share of delta that all draws of too few clients may have as their probability. They change delta
+by that share times 1 + e^epsilon, which is nothing then."""
 
 
 class Drawn(NamedTuple):

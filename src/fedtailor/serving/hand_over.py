@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.data.input_specification import write_input_specification
+from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.provenance import describe
-from fedtailor.experiment.reader import (
-    CONFIG_FILE,
-    FOR_NEW_SITES,
-    RunRecords,
-    refuse_inside_run,
-)
+from fedtailor.experiment.reader import FOR_NEW_SITES, RunRecords, refuse_inside_run
 from fedtailor.serving.new_client import FinishedRun, load_finished_run
 from fedtailor.simulation.checkpoint import Checkpoints, readable_modules
 
@@ -43,7 +39,7 @@ def hand_over(records: RunRecords, out: Path) -> list[str]:
     refuse_inside_run(out)
     run = load_finished_run(records)
     provenance = {**describe(), FOR_NEW_SITES: _numbers(run)}
-    config = (records.path / CONFIG_FILE).read_text(encoding="utf-8")
+    config = to_toml(_without_sites(run.method.config))
 
     with RunFolder.create(out, config=config, provenance=provenance) as folder:
         # The inputs also say how the tables of each site were written.
@@ -63,6 +59,14 @@ def hand_over(records: RunRecords, out: Path) -> list[str]:
     algorithm = run.method.algorithm
     messages = algorithm.messages(run.method.task(run.next_number))
     return [name for name, field in messages.items() if field.reduction == "each"]
+
+
+def _without_sites(config: Config) -> Config:
+    """Return a configuration that names no site, and says nothing of where the data were."""
+    data = config.data
+    path = "each-site" if data.path else ""
+    data = replace(data, path=path, split="", new_clients=0)
+    return replace(config, data=data, schedule=replace(config.schedule, history=()))
 
 
 def _split_without_clients(dataset: str) -> dict[str, Any]:

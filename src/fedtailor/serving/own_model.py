@@ -129,7 +129,8 @@ def own_model(
     scores = row["scores"]["own"]
     intervals = {}
     if card.get("num_test"):
-        intervals["accuracy"] = wilson_interval(scores["accuracy"], card["num_test"])
+        count = card["num_test"] * personal.get("independence", 1.0)
+        intervals["accuracy"] = wilson_interval(scores["accuracy"], count)
 
     card |= {
         "algorithm": name,

@@ -84,6 +84,11 @@ def load_site(
     if inputs.encoder is not None:  # arrays may be raw, or features
         kind = "auto"
 
+    # What is only scored is not divided.
+    like = raw.training_tables
+    if like is not None and purpose == "scores":
+        leave_out = (*leave_out, "split")
+
     rules = raw.cells
     if decimal != "auto":
         rules = dataclasses.replace(rules or CellRules(), decimal=decimal)
@@ -97,7 +102,6 @@ def load_site(
         group=group,
         leave_out=leave_out,
     )
-    like = raw.training_tables
     if like is not None:
         like = like._replace(rules=rules)
 
