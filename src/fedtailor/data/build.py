@@ -14,7 +14,13 @@ from fedtailor.data.dataset import Dataset
 from fedtailor.data.division import Division, divide
 from fedtailor.data.files import Report, data_folder, to_nobody
 from fedtailor.data.options import DataOptions
-from fedtailor.data.split import ClientPositions, SplitRecord, split_digest, to_records
+from fedtailor.data.split import (
+    ClientPositions,
+    SplitRecord,
+    clients_of_run,
+    split_digest,
+    to_records,
+)
 
 if TYPE_CHECKING:
     from fedtailor.data.corruptions.shift import CifarS, Pair
@@ -131,18 +137,20 @@ def _corrupt(division: Division, report: Report) -> DividedData:
         ends = np.cumsum([len(client.train), len(client.val)])
         corrupted.append(ClientPositions(*np.split(copied, ends)))
 
-    # A new client appears once per condition, and each has its own name.
     conditions = tuple(CLEAN if pair is None else str(pair) for pair in pairs)
-    names = []
     num_known = len(division.positions) - division.num_new
-    for number, condition in zip(clients, conditions, strict=True):
-        name = division.client_names[number] if division.client_names else str(number)
-        is_variant = number >= num_known and condition != CLEAN
-        names.append(f"{name}-{condition}" if is_variant else name)
 
-    # Without variants, numbers say enough: they are no sites to compare over seeds.
-    if not division.client_names and len(clients) == len(division.positions):
-        names = []
+    # A new client appears once per condition, and each has its own name. Without variants, numbers
+    # say enough: they are no sites to compare over seeds.
+    names: list[str] = []
+    if division.client_names or len(clients) > len(division.positions):
+        record = {
+            "clients": division.positions,
+            "new_clients": division.num_new,
+            "client_names": list(division.client_names),
+            "conditions": conditions,
+        }
+        names = [name for _, name in clients_of_run(record)]
 
     return DividedData(
         division=division,

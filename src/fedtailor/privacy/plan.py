@@ -22,7 +22,7 @@ class Drawn(NamedTuple):
     """How many can be drawn."""
     trainable: int
     """How many of them have training examples."""
-    fewest: int = 1
+    fewest: int
     """A cohort of fewer clients is drawn again."""
 
 

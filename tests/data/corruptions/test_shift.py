@@ -197,6 +197,7 @@ def test_a_run_names_its_new_clients_once_per_condition(tmp_path):
     record = split_record(divided.division, divided.conditions)
     clients = clients_of_run(record)
     assert tuple(name for _, name in clients) == divided.client_names
+    assert clients[4] == (3, f"3-{divided.conditions[4]}") and divided.conditions[3] == "clean"
     assert [position for position, _ in clients[:4]] == [0, 1, 2, 3] and clients[-1][0] == 4
     plain = {**record, "conditions": []}
     assert clients_of_run(plain) == [(number, str(number)) for number in range(5)]
