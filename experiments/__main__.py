@@ -465,7 +465,7 @@ def print_calibration(options: argparse.Namespace) -> None:
 
 def search_grids(options: argparse.Namespace) -> None:
     """Search the grids that have no trials yet, or that of one method, and print what is best."""
-    from experiments.search import find_search, run_search, trials_of
+    from experiments.search import MOST_TRIALS, find_search, run_search, trials_of
     from fedtailor.cli.show.progress import make_progress
 
     paper = load_paper(options.paper, options.folder)
@@ -478,7 +478,8 @@ def search_grids(options: argparse.Namespace) -> None:
         trials = trials_of(paper, name, options.folder)
         if not trials and options.list:
             combinations = math.prod(map(len, paper.searches[name].values.values()))
-            print(f"{name}: {combinations} combinations to search")
+            count = min(MOST_TRIALS, combinations)
+            print(f"{name}: {count} of {combinations} combinations to search")
             continue
 
         if not trials:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import calibration, features
+from experiments import calibration, features, search
 from experiments.__main__ import main
 from experiments.curve import figure
 from experiments.paper import load_paper
@@ -146,7 +146,7 @@ def test_fifty_clients_of_sun397_are_equal():
 
 def test_a_search_writes_its_trials_once_and_chooses_by_validation_examples(folder, capsys):
     assert main(["search", "small", "--list"], folder) == 0
-    assert "fedcr: 2 combinations" in capsys.readouterr().out
+    assert "fedcr: 2 of 2 combinations" in capsys.readouterr().out
 
     assert main(["search", "small"], folder) == 0
     trials = read_trials(load_paper("small", folder), folder)
@@ -157,3 +157,12 @@ def test_a_search_writes_its_trials_once_and_chooses_by_validation_examples(fold
     assert main(["search", "small", "fedcr"], folder) == 0
     assert capsys.readouterr().out.endswith(f"1 rounds, {best.values}\n")
     assert main(["search", "small", "fedper"], folder) == 3
+
+
+def test_a_search_tries_a_part_of_a_large_grid(folder, capsys, monkeypatch):
+    monkeypatch.setattr(search, "MOST_TRIALS", 1)
+    assert main(["search", "small", "--list"], folder) == 0
+    assert "fedcr: 1 of 2 combinations" in capsys.readouterr().out
+
+    assert main(["search", "small"], folder) == 0
+    assert len(read_trials(load_paper("small", folder), folder)) == 1
