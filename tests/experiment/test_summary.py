@@ -20,6 +20,7 @@ from fedtailor.experiment.run import run
 from fedtailor.experiment.summary import (
     _chance,
     _classes_over_clients,
+    _final_metrics,
     _majority_of,
     _site_scores,
     average,
@@ -58,7 +59,8 @@ def test_a_metric_by_class_is_one_row_of_the_table(monkeypatch):
     logits = torch.tensor([[0.0, 2.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     scores = score(logits, torch.tensor([1, 0, 0, 1]), torch.ones(4), 2)
     evaluation = Evaluation("global", "none", "known", {0: scores})
-    of_class = _classes_over_clients(evaluation, ())["by_class"]["1"]
+    roster = Roster(Task(torch.nn.Linear(2, 2), 2, (2,)), num_train=[4], names=["north"])
+    of_class = _classes_over_clients(evaluation, roster)["by_class"]["1"]
     assert of_class["precision"]["pooled"] == pytest.approx(2 / 3)
     assert of_class["precision"]["pooled_interval"] == wilson_interval(2 / 3, 3)
 
@@ -234,3 +236,12 @@ def test_intervals_count_a_patient_once():
 
     assert grouped["accuracy"] == alone["accuracy"]
     assert grouped["accuracy_interval"] == wilson_interval(alone["accuracy"], 5)
+
+    # So do the intervals over all clients.
+    report = RoundReport(1, [0], RunState(server=()))
+    report.evaluations = [Evaluation("personalized", "none", "known", {0: scores})]
+    of_known, _ = _final_metrics(report, roster)
+    pooled = of_known["personalized"]
+    assert pooled["pooled_interval"] == grouped["accuracy_interval"]
+    of_class = grouped["by_class"]["0"]["sensitivity_interval"]
+    assert pooled["by_class"]["0"]["sensitivity"]["pooled_interval"] == of_class

@@ -179,7 +179,8 @@ def _summary(evaluation: Evaluation, roster: Roster, clients: Sequence[int]) -> 
     # This interval is about the examples, those of the means are about the clients.
     if "accuracy" in figures:
         pooled = figures["accuracy"]["pooled"]
-        figures["pooled_interval"] = wilson_interval(pooled, figures["examples"])
+        count = _independence(evaluation, roster, clients) * figures["examples"]
+        figures["pooled_interval"] = wilson_interval(pooled, count)
 
     for name, metric in CLIENT_METRICS.items():
         values = figures.get(name, {})
@@ -190,6 +191,16 @@ def _summary(evaluation: Evaluation, roster: Roster, clients: Sequence[int]) -> 
             )
 
     return figures
+
+
+def _independence(evaluation: Evaluation, roster: Roster, clients: Sequence[int]) -> float:
+    """Return how many independent examples an example of some clients is worth, at least."""
+    if evaluation.only_sums is not None or evaluation.test_set == "complete":
+        return 1.0
+
+    counts = {client: _num_examples(evaluation.scores[client]) for client in clients}
+    independent = sum(roster.independence(client) * count for client, count in counts.items())
+    return independent / max(1, sum(counts.values()))
 
 
 def _by_condition(evaluation: Evaluation, roster: Roster) -> Record:
@@ -338,7 +349,7 @@ def _final_metrics(report: RoundReport, roster: Roster) -> tuple[Record, Record]
         labels = ("adaptation", "test_set", "conditions")
         point = {name: record[name] for name in labels if name in record}
         point |= {"round": report.round, **record["metrics"]}
-        point |= _classes_over_clients(evaluation, roster.class_names)
+        point |= _classes_over_clients(evaluation, roster)
         group = of_known if evaluation.group == "known" else of_new
         group[evaluation_name(record)] = point
 
@@ -400,15 +411,14 @@ def classes_of_site(scores: Scores, class_names: Sequence[str], independent: flo
         entry = _class_entry(label, counts[label], class_names)
         for name, value in figures.items():
             entry[name] = value
-            worth = ClassShares(*(independent * count for count in counts[label]))
-            entry[f"{name}_interval"] = _interval_of(name, value, worth)
+            entry[f"{name}_interval"] = _interval_of(name, value, counts[label], independent)
 
         classes[str(label)] = entry
 
     return classes
 
 
-def _classes_over_clients(evaluation: Evaluation, class_names: Sequence[str]) -> Record:
+def _classes_over_clients(evaluation: Evaluation, roster: Roster) -> Record:
     """Return the metrics of every class over clients, and all confusions.
 
     ``mean`` is over the clients that have the figure, ``pooled`` over all examples; both come with
@@ -425,10 +435,11 @@ def _classes_over_clients(evaluation: Evaluation, class_names: Sequence[str]) ->
     counts = by_class(together)
     errors = auroc_error(together)
     of_clients = [figures_by_class(client) for client in scored]
+    independent = _independence(evaluation, roster, list(evaluation.scores))
     classes: Record = {}
 
     for label, pooled in enumerate(figures_by_class(together)):
-        entry = _class_entry(label, counts[label], class_names)
+        entry = _class_entry(label, counts[label], roster.class_names)
         for name, value in pooled.items():
             entry[name] = {"pooled": value}
             error = 0.0
@@ -436,7 +447,7 @@ def _classes_over_clients(evaluation: Evaluation, class_names: Sequence[str]) ->
                 entry[name]["pooled_error"] = errors[label]
                 error = errors[label] or 0.0
 
-            interval = _interval_of(name, value, counts[label], error=error)
+            interval = _interval_of(name, value, counts[label], independent, error=error)
             if summed is None:
                 means = _mean_over([figures[label][name] for figures in of_clients])
             else:
@@ -458,14 +469,22 @@ def _class_entry(label: int, counts: ClassShares, class_names: Sequence[str]) ->
 
 
 def _interval_of(
-    name: str, value: float | None, counts: ClassShares, *, error: float = 0.0
+    name: str,
+    value: float | None,
+    counts: ClassShares,
+    independent: float,
+    *,
+    error: float = 0.0,
 ) -> Interval | None:
     """Return the interval of a figure of a class; None where it has no value.
 
-    ``error`` is the most by which an AUROC can be wrong.
+    ``independent`` is what an example counts, and ``error`` the most by which an AUROC can be
+    wrong.
     """
     if value is None:
         return None
+
+    counts = ClassShares(*(independent * count for count in counts))
     if name == "auroc":
         return auroc_interval(value, counts.positives, counts.negatives, error=error)
     _, examples = CLASS_SHARES[name](counts)
