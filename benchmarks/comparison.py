@@ -1,7 +1,7 @@
 """Every algorithm by one protocol: the records and rows of docs/results/comparison.md.
 
     python -m benchmarks.comparison --data-dir DIR [NAME ...]    # what has no record
-    python -m benchmarks.comparison --table [NAME ...]           # rows in Markdown
+    python -m benchmarks.comparison --table                      # rows in Markdown
 
 Every run adds a line to ``results/comparison.jsonl``. Nothing is tuned: the options of a method are
 its defaults.
@@ -10,13 +10,12 @@ its defaults.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import RESULTS, describe_machine, save_record
-from fedtailor.algorithms import ALGORITHMS
+from benchmarks.records import Record, describe_machine, read_records, save_record
+from fedtailor.algorithms import ALGORITHMS, load_algorithm
 
 PROTOCOL: dict[str, Any] = {
     "seed": 0,
@@ -42,10 +41,9 @@ _PREFIX = "fashion_mnist-dir0.1-half-"
 _POINTS = ("personalized", "local", "global")
 
 
-def run_one(algorithm: str, data_dir: str) -> dict[str, Any]:
+def run_one(algorithm: str, data_dir: str) -> Record:
     """Run a method and return its record."""
     import fedtailor
-    from fedtailor.experiment.assembly import make_algorithm
     from fedtailor.experiment.reader import read_provenance
 
     values = {**PROTOCOL, "algorithm": {"name": algorithm}}
@@ -61,19 +59,16 @@ def run_one(algorithm: str, data_dir: str) -> dict[str, Any]:
         **record,
         "algorithm": algorithm,
         "config": values,
-        "primary_evaluation": make_algorithm(config).primary_evaluation,
         **{key: result[key] for key in kept},
         "commit": commit,
     }
 
 
-def read_records() -> dict[str, dict[str, Any]]:
+def records_of_protocol() -> dict[str, Record]:
     """Return the records of the protocol, by method."""
-    lines = (RESULTS / "comparison.jsonl").read_text().splitlines()
-    records = {record["name"]: record for record in map(json.loads, lines)}
     return {
         name.removeprefix(_PREFIX): record
-        for name, record in records.items()
+        for name, record in read_records("comparison").items()
         if name.startswith(_PREFIX)
     }
 
@@ -81,11 +76,11 @@ def read_records() -> dict[str, dict[str, Any]]:
 def row_of(name: str, record: dict[str, Any]) -> str:
     """Return a row of the table of docs/results/comparison.md."""
     metrics = record["metrics"]
-    primary = record["primary_evaluation"]
+    primary = load_algorithm(record["algorithm"]).primary_evaluation
     accuracy = metrics[primary]["accuracy"]
     means = [metrics[point]["accuracy"]["mean"] if point in metrics else None for point in _POINTS]
     shares = [accuracy["mean"], accuracy["pooled"], accuracy["worst10"], *means]
-    seconds = record["seconds"]["total"] / record["rounds"]
+    seconds = record["seconds"]["train"] / record["rounds"]
     cells = [
         name,
         primary,
@@ -105,16 +100,13 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print rows of what has a record")
     arguments = parser.parse_args()
 
-    names = arguments.names or sorted(ALGORITHMS)
     if arguments.table:
-        records = read_records()
-        for name in names:
-            if "primary_evaluation" in records.get(name, {}):
-                print(row_of(name, records[name]))
+        for name, record in sorted(records_of_protocol().items()):
+            print(row_of(name, record))
         return
 
-    for name in names:
-        if name not in read_records():
+    for name in arguments.names or sorted(ALGORITHMS):
+        if name not in records_of_protocol():
             save_record("comparison", f"{_PREFIX}{name}", run_one(name, arguments.data_dir))
             print(name, flush=True)
 

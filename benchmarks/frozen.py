@@ -16,7 +16,6 @@ Every run adds a line to ``results/frozen.jsonl``, and a run with a line is not 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.records import RESULTS, describe_machine, save_record
+from benchmarks.records import describe_machine, read_records, save_record
 
 if TYPE_CHECKING:
     import altair as alt
@@ -150,13 +149,6 @@ def cells() -> Iterator[Cell]:
                         yield Cell(data, alpha, size, seed, method)
 
 
-def read_records() -> dict[str, dict[str, Any]]:
-    """Return the records by name."""
-    path = RESULTS / "frozen.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {record["name"]: record for record in map(json.loads, lines)}
-
-
 def run_cell(cell: Cell, data_dir: str) -> dict[str, Any]:
     """Run a cell and return its record: scores of every client at every evaluation point."""
     import fedtailor
@@ -205,7 +197,7 @@ BySeed = dict[int, dict[str, Any]]
 def records_by_place() -> dict[Place, BySeed]:
     """Return the records of every federation and method by seed."""
     by_place: dict[Place, BySeed] = {}
-    for record in read_records().values():
+    for record in read_records("frozen").values():
         place = (record["federation"], record["method"])
         by_place.setdefault(place, {})[record["seed"]] = record
 
@@ -403,7 +395,7 @@ def main() -> None:
         write_figure(figure(), options.figure)
         return
 
-    done = read_records()
+    done = read_records("frozen")
     wanted = [cell for cell in cells() if all(text in cell.name for text in options.only)]
     missing = [cell for cell in wanted if cell.name not in done]
     for number, cell in enumerate(missing, 1):

@@ -1,6 +1,7 @@
 """What models tell about their training examples: the attack of ``fedtailor audit members``.
 
     python -m benchmarks.members [digits|fashion_mnist ...] --folder FOLDER [--data-dir DIR]
+    python -m benchmarks.members --table
 
 Six methods on two data sets with some 140 training examples for each of 10 clients, Dirichlet(0.5):
 8 rounds of five epochs, an MLP with 100 hidden units (one_shot_fda: the inputs as they are), the
@@ -13,12 +14,13 @@ program continues where it was, from the trainings in FOLDER.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import RESULTS, describe_machine, save_record
-from fedtailor.core.reading import read_lines
+from benchmarks.records import Record, describe_machine, read_records, save_record
 from fedtailor.experiment.audits import audit_members
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.experiment.methods import with_methods
@@ -38,6 +40,7 @@ DATA: dict[str, dict[str, Any]] = {
     "fashion_mnist": {"fraction": 0.025},
 }
 """By data set, the options that differ."""
+_FOUND = ("tpr_at_1_percent", "tpr_at_01_percent")
 
 
 def configure(dataset: str, method: str, seed: int, data_dir: str) -> Config:
@@ -60,20 +63,11 @@ def configure(dataset: str, method: str, seed: int, data_dir: str) -> Config:
     return with_methods(config, [method])[0]
 
 
-def is_measured(name: str, options: dict[str, Any]) -> bool:
-    """Return whether there is a record of this name, made with the same options of the data."""
-    path = RESULTS / f"{BENCHMARK}.jsonl"
-    for line in read_lines(path) if path.exists() else ():
-        if line["name"] == name:
-            return bool(line["options"] == options)
-
-    return False
-
-
 def measure(dataset: str, method: str, seed: int, folder: Path, data_dir: str) -> None:
     """Audit a method and save the record, unless it is there."""
     name = f"{dataset} {method} seed {seed}"
-    if is_measured(name, DATA[dataset]):
+    earlier = read_records(BENCHMARK).get(name, {})
+    if earlier.get("options") == DATA[dataset]:
         return
 
     machine = describe_machine()
@@ -99,13 +93,52 @@ def measure(dataset: str, method: str, seed: int, folder: Path, data_dir: str) -
     print(name, f"accuracy {told['accuracy']:.3f}, AUC {told['auc']:.3f}", flush=True)
 
 
+def print_table() -> None:
+    """Print a row of Markdown for every data set and method: mean and deviation over seeds."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in read_records(BENCHMARK).values():
+        found.setdefault((record["dataset"], record["method"]), []).append(record["points"])
+
+    for (dataset, method), points in found.items():
+        personal = [point["personalized"] for point in points]
+        of_global = [point["global"]["auc"] for point in points if "global" in point]
+        first = personal[0]
+        worst = first["clients"][first["worst_client"]]
+        cells = [
+            dataset,
+            method,
+            str(len(points)),
+            _spread([100 * told["accuracy"] for told in personal], 1),
+            _spread([told["auc"] for told in personal], 3),
+            *(_spread([100 * told[name] for told in personal], 1) for name in _FOUND),
+            _spread(of_global, 3),
+            f"{worst['auc']:.3f} ({worst['name']}; {worst['num_train']} examples)",
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Return mean and deviation; a dash for no values."""
+    if not values:
+        return "-"
+
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.{digits}f} ± {deviation:.{digits}f}"
+
+
 def main() -> None:
-    """Measure what is missing."""
+    """Measure what is missing, or print what there is."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("datasets", nargs="*", help="default: all")
-    parser.add_argument("--folder", type=Path, required=True, help="of the trainings")
+    parser.add_argument("--folder", type=Path, help="of the trainings")
     parser.add_argument("--data-dir", default="", help="where the data sets are")
+    parser.add_argument("--table", action="store_true", help="only print what there is")
     options = parser.parse_args()
+    if options.table:
+        print_table()
+        return
+    if options.folder is None:
+        parser.error("--folder or --table is needed")
 
     # All methods with one seed first: a stopped program leaves a whole table.
     for seed in SEEDS:

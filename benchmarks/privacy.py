@@ -57,8 +57,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.records import RESULTS, describe_machine, save_record
-from fedtailor.core.reading import read_lines
+from benchmarks.records import describe_machine, read_records, save_record
 from fedtailor.experiment.assembly import PreparedRun, assemble, resolved_options
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.simulation.noisy_sums import for_noise
@@ -560,16 +559,10 @@ def measure(cell: Cell, data_dir: str) -> dict[str, Any]:
     return cell.record(prepared, last)
 
 
-def read_records() -> dict[str, dict[str, Any]]:
-    """Return what has been measured, by name."""
-    path = RESULTS / f"{BENCHMARK}.jsonl"
-    return {line["name"]: line for line in read_lines(path)} if path.exists() else {}
-
-
 def rows_of_clients() -> list[dict[str, Any]]:
     """Return mean and deviation over seeds of the models of clients, one row for each."""
     values: dict[tuple[str, int, str, str], list[float]] = {}
-    for record in read_records().values():
+    for record in read_records(BENCHMARK).values():
         if not record["name"].startswith("client"):
             continue
 
@@ -609,29 +602,47 @@ def print_table() -> None:
 def print_table_of_examples() -> None:
     """Print a row of Markdown for every place of the noise: mean and deviation over seeds."""
     accuracies: dict[tuple[str, str, int, float, float], list[float]] = {}
-    for record in read_records().values():
+    for record in read_records(BENCHMARK).values():
         if record["name"].startswith("example"):
             row = (record["dataset"], record["where"], record["shares"], record["rate"])
             accuracies.setdefault((*row, record["epsilon"]), []).append(100 * record["accuracy"])
 
     for row in sorted({cell[:4] for cell in accuracies}):
-        figures = []
-        for epsilon in EPSILONS:
-            seeds = accuracies.get((*row, epsilon), [])
-            if len(seeds) < 2:
-                figures.append("-")
-                continue
-
-            mean = statistics.fmean(seeds)
-            figures.append(f"{mean:.1f} ± {statistics.stdev(seeds):.1f} ({len(seeds)})")
+        figures = [_with_deviation(accuracies.get((*row, one), [])) for one in EPSILONS]
         dataset, where, shares, rate = row
         print(f"| {dataset} | {where}, {shares} shares, rate {rate:g} | {' | '.join(figures)} |")
+
+
+def print_table_of_statistics() -> None:
+    """Print a row of Markdown for every method and place of the noise."""
+    found: dict[tuple[str, str, float], list[float]] = {}
+    for record in read_records(BENCHMARK).values():
+        if not record["name"].startswith("statistics"):
+            continue
+
+        # Without noise, it does not matter who adds it.
+        for where in (record["where"],) if record["epsilon"] else ("server", "sites"):
+            cell = (record["method"], where, record["epsilon"])
+            found.setdefault(cell, []).append(100 * record["accuracy"])
+
+    for method, where in sorted({cell[:2] for cell in found}):
+        cells = [_with_deviation(found.get((method, where, one), [])) for one in EPSILONS]
+        print(f"| {method} | {where} | {' | '.join(cells)} |")
+
+
+def _with_deviation(values: Sequence[float]) -> str:
+    """Return mean, deviation and number of values; a dash for none."""
+    if not values:
+        return "-"
+
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread} ({len(values)})"
 
 
 def rows_of_frozen() -> list[dict[str, Any]]:
     """Return mean and deviation over seeds on frozen features, one row for each cell."""
     values: dict[tuple[str, str, str, float], list[float]] = {}
-    for record in read_records().values():
+    for record in read_records(BENCHMARK).values():
         if not record["name"].startswith("frozen"):
             continue
 
@@ -668,21 +679,15 @@ def print_table_of_frozen() -> None:
 def print_table_of_gaussians() -> None:
     """Print a row of Markdown for every method, place of the noise and kind of models."""
     found: dict[tuple[str, str, str, float], list[float]] = {}
-    for record in read_records().values():
+    for record in read_records(BENCHMARK).values():
         if record["name"].startswith("gaussian"):
             for models, accuracy in record["accuracy"].items():
                 cell = (record["method"], record["where"], models, record["epsilon"])
                 found.setdefault(cell, []).append(100 * accuracy)
 
     for method, where, models in sorted({cell[:3] for cell in found}):
-        figures = []
-        for epsilon in EPSILONS:
-            seeds = found.get((method, where, models, epsilon), [])
-            spread = f" ± {statistics.stdev(seeds):.1f}" if len(seeds) > 1 else ""
-            figures.append(
-                f"{statistics.fmean(seeds):.1f}{spread} ({len(seeds)})" if seeds else "-"
-            )
-        print(f"| {method} | {where} | {models} | {' | '.join(figures)} |")
+        cells = [_with_deviation(found.get((method, where, models, one), [])) for one in EPSILONS]
+        print(f"| {method} | {where} | {models} | {' | '.join(cells)} |")
 
 
 def figure_of_clients() -> Figure:
@@ -806,6 +811,7 @@ def main() -> None:
     if options.table:
         tables = {"client": print_table, "example": print_table_of_examples}
         tables |= {"frozen": print_table_of_frozen, "gaussian": print_table_of_gaussians}
+        tables["statistics"] = print_table_of_statistics
         tables[options.part]()
         return
 
@@ -813,12 +819,15 @@ def main() -> None:
         from fedtailor.report.page.files import write_figure
 
         figures = {"client": figure_of_clients, "frozen": figure_of_frozen}
+        if options.part not in figures:
+            parser.error(f"--figure is for {' or '.join(figures)}")
+
         write_figure(figures[options.part](), options.figure)
         return
 
     seeds = [int(seed) for seed in options.seeds.split(",")]
     cells = PARTS[options.part](seeds)
-    done = read_records()
+    done = read_records(BENCHMARK)
     for cell in cells:
         if cell.name in done:
             continue

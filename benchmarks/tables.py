@@ -1,5 +1,7 @@
 """What the encoding of numbers is worth on tables: AUROC, mean over sites, three seeds and splits.
 
+± is the standard error over the seeds.
+
     python -m benchmarks.tables lab            # a made-up table that favours trees
     python -m benchmarks.tables FOLDER --set data.label_column=disease
 
@@ -84,8 +86,9 @@ def main():
             for name, settings in VARIANTS.items():
                 areas = auroc(data, algorithm, common | settings, seeds, options.rounds)
                 spread = statistics.stdev(areas) if len(areas) > 1 else 0.0
+                error = spread / len(areas) ** 0.5
                 print(
-                    f"{algorithm:10} {name:20} {statistics.mean(areas):.3f} ± {spread:.3f}",
+                    f"{algorithm:10} {name:20} {statistics.mean(areas):.3f} ± {error:.3f}",
                     flush=True,
                 )
 

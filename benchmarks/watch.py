@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.records import RESULTS, describe_machine, save_record
+from benchmarks.records import describe_machine, read_records, save_record
 
 SEEDS = range(3)
 METHODS = ("pfedfda", "fedavg_ft")
@@ -428,17 +428,10 @@ def names() -> Iterator[str]:
                 yield f"{prefix}{method}_{seed}"
 
 
-def read_records() -> dict[str, dict[str, Any]]:
-    """Return the records by name."""
-    path = RESULTS / "watch.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {record["name"]: record for record in map(json.loads, lines)}
-
-
 def print_table() -> None:
     """Print false alarms, delays and accuracies."""
     of_runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for name, record in read_records().items():
+    for name, record in read_records("watch").items():
         data, method, _ = parts_of(name)
         of_runs.setdefault((data, method), []).append(record)
 
@@ -505,7 +498,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print what there is")
     options = parser.parse_args()
     if not options.table:
-        done = read_records()
+        done = read_records("watch")
         for name in names():
             if name not in done and all(text in name for text in options.only):
                 print(name, flush=True)

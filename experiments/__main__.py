@@ -53,7 +53,7 @@ from experiments.records import (
     unused,
 )
 from experiments.runs import remove_models, run_cell, run_folder
-from fedtailor.core.errors import FedtailorError, UsageError
+from fedtailor.core.errors import ConfigError, FedtailorError, UsageError, find_name
 
 if TYPE_CHECKING:
     from experiments.runtime import Timing
@@ -257,26 +257,54 @@ def run_missing(options: argparse.Namespace) -> int:
 
 def _chosen_cells(options: argparse.Namespace) -> list[Cell]:
     """Return what to run, each run once."""
+    chosen_by = [name for name in ("table", "column", "method", "seed") if getattr(options, name)]
     if options.plan:
-        if options.paper:
-            raise UsageError("give PAPER and TABLE, or --plan FILE, not both.", key="plan")
+        if options.paper or options.close or chosen_by:
+            raise UsageError("--plan FILE names all runs: choose none beside it.", key="plan")
 
         return read_plan(options.plan, options.folder)
 
     if options.close:
+        if chosen_by:
+            what = "takes all runs of a PAPER, or of all papers"
+            raise UsageError(f"--close {what}: choose none beside it.", key="close")
+
         return _close_cells(options)
 
     if not options.paper:
         raise UsageError("give PAPER and TABLE, or --plan FILE.", key="paper")
 
     paper = load_paper(options.paper, options.folder)
+    tables = [options.table]
+    if not options.table:
+        tables = _tables_with(paper, options.column, options.method)
+
     chosen = []
-    for table in [options.table] if options.table else paper.tables:
+    for table in tables:
         chosen += cells(
             paper, table, column=options.column, method=options.method, seed=options.seed
         )
 
     return single_runs(chosen)
+
+
+def _tables_with(paper: Paper, column: str, method: str) -> list[str]:
+    """Return the tables that have a column and a method; an empty name stands for any."""
+    if column:
+        find_name(f"column of {paper.name}", column, paper.columns, key="column")
+    if method:
+        find_name(f"method of {paper.name}", method, paper.methods, key="method")
+
+    tables = []
+    for name, table in paper.tables.items():
+        if column in ("", *table.columns) and method in ("", *table.reference):
+            tables.append(name)
+
+    if not tables:
+        message = f"no table of {paper.name} has the column '{column}' and the method '{method}'."
+        raise ConfigError(message, key="table")
+
+    return tables
 
 
 def _close_cells(options: argparse.Namespace) -> list[Cell]:
@@ -470,6 +498,8 @@ def search_grids(options: argparse.Namespace) -> None:
 
     paper = load_paper(options.paper, options.folder)
     names = list(paper.searches)
+    if not names:
+        raise ConfigError(f"{paper.name} has no grids to search.", key="paper")
     if options.method:
         find_search(paper, options.method)
         names = [options.method]
@@ -527,13 +557,13 @@ def time_training(options: argparse.Namespace) -> None:
     from experiments.runtime import TABLE_5, TABLE_6, time_methods
 
     paper = load_paper("pfedfda", options.folder)
-    methods = {**dict.fromkeys(TABLE_6, "2"), "pfedfda_nb": "5"}
+    methods = [*TABLE_6, "pfedfda_nb"]
     timings = time_methods(paper, "cifar10_dir05", methods, options.passes, options.data_dir)
     printed = {name: value / TABLE_6["fedavg"] for name, value in TABLE_6.items()}
     _print_timings("Table 6: CIFAR-10, ratios to FedAvg", timings, printed)
     _print_shares("cifar10_dir05", timings)
 
-    methods = {**dict.fromkeys(TABLE_5, "5"), "fedbabu": "2"}
+    methods = [*TABLE_5, "fedbabu"]
     timings = time_methods(paper, "cifar100_dir05", methods, options.passes, options.data_dir)
     printed = {name: 1 + value / 100 for name, value in TABLE_5.items()}
     _print_timings("Table 5: CIFAR-100, ratios to no beta", timings, printed)

@@ -108,10 +108,7 @@ def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) ->
     column = find_name(f"column of table {table}", column, entry.columns, key="column")
     method = find_name(f"method of table {table}", method, entry.reference, key="method")
 
-    # What all runs share, then the data, then the method, then what it tunes for these data.
-    trained = paper.methods[method].run_of or method
-    layers = [paper.base, paper.columns[column], *_method_layers(paper, trained, column)]
-    values, inferred = _merge(layers)
+    values, inferred = settings_of(paper, column, method)
     return Cell(
         paper,
         table,
@@ -122,6 +119,21 @@ def expand(paper: Paper, table: str, column: str, method: str, seed: int = 0) ->
         inferred,
         _printed_numbers(paper, entry, column, method),
     )
+
+
+def settings_of(
+    paper: Paper, column: str, method: str
+) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+    """Return the settings of a method on the data of a column, and which of them are inferred.
+
+    Args:
+        paper: has both; they need not be in one table.
+        column: the data.
+        method: its run may be that of another method.
+    """
+    # What all runs share, then the data, then the method, then what it tunes for these data.
+    trained = paper.methods[method].run_of or method
+    return _merge([paper.base, paper.columns[column], *_method_layers(paper, trained, column)])
 
 
 def cells(

@@ -85,13 +85,19 @@ def _gaps_by_client(first: Cell, second: Cell, ours: Record, other: Record) -> d
 
 def _correct_by_client(cell: Cell, record: Record) -> dict[int, int]:
     """Return the correct predictions of each client that has a score, at the cell's first score."""
+    if "by_client" not in record:
+        raise DataError(
+            f"the record of {cell} has no scores of single clients, as the oldest records. Remove "
+            "its line, and run the cell again.",
+            key="column",
+        )
+
     point = cell.printed[0].score.point
-    correct = record.get("by_client", {}).get("correct", {}).get(point)
+    correct = record["by_client"]["correct"].get(point)
     if correct is None:
         raise DataError(
-            f"the record of {cell} has no scores of single clients at '{point}', as the oldest "
-            "records. Remove its line, and run the cell again.",
-            key="column",
+            f"{cell} is scored at '{point}', where no test examples belong to a client.",
+            key="method",
         )
 
     return {client: right for client, right in enumerate(correct) if right is not None}

@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fedtailor.core.errors import ConfigError, find_name
-from fedtailor.core.options import Range, build, check_options
+from fedtailor.core.options import build, check_options
 from fedtailor.core.reading import read_toml
 
 FOLDER = Path(__file__).resolve().parent
@@ -49,8 +49,6 @@ class Source:
     authors: str
     venue: str
     year: int
-    seeds: Annotated[int, Range(ge=1)] = 1
-    """Number of runs that a printed number is the mean of."""
     prints_rounds: bool = False
     """Whether the released code prints test accuracies of many rounds, and does not say which of
     them a table has. Then our best round is judged too."""

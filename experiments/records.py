@@ -17,6 +17,7 @@ from experiments.cells import Cell, Printed, cells
 from experiments.paper import FOLDER, Paper
 from fedtailor.core.atomic import to_json, write_whole
 from fedtailor.core.errors import DataError
+from fedtailor.core.folders import locked
 from fedtailor.core.reading import read_lines
 
 Record = dict[str, Any]
@@ -267,11 +268,12 @@ def add_record(record: Record, folder: Path = FOLDER) -> Path:
 
     The file is read again, because another process may have added records.
     """
-    records = {_sort_key(other): other for other in read_records(record["paper"], folder)}
-    records[_sort_key(record)] = record
-
     path = records_path(record["paper"], folder)
-    write_whole(path, "".join(f"{to_json(records[key])}\n" for key in sorted(records)))
+    with locked(path.parent):
+        records = {_sort_key(other): other for other in read_records(record["paper"], folder)}
+        records[_sort_key(record)] = record
+        write_whole(path, "".join(f"{to_json(records[key])}\n" for key in sorted(records)))
+
     return path
 
 

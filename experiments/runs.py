@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.cells import Cell
+from experiments.cells import Cell, cells
 from experiments.records import Record, make_record
 from fedtailor.core.atomic import safe_name
 from fedtailor.data.build import build
@@ -64,12 +64,21 @@ def run_cell(
         "curve": learning_curve(finished),
         "by_client": scores_by_client(finished),
     }
-    measure = cell.paper.tables[cell.table].measure
-    if measure:
+    for measure in _measures(cell):
         module = importlib.import_module(f"experiments.{measure}")
         record[measure] = module.measure(load(folder), load_test_examples(config, cell.seed))
 
     return record
+
+
+def _measures(cell: Cell) -> list[str]:
+    """Return what else the tables want to know of a run with these settings."""
+    wanted = set()
+    for name, table in cell.paper.tables.items():
+        if table.measure and any(cell.digest == other.digest for other in cells(cell.paper, name)):
+            wanted.add(table.measure)
+
+    return sorted(wanted)
 
 
 def load_test_examples(config: Config, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -8,18 +8,15 @@ pass gives a ratio to the first method. Seconds are those of this machine: compa
 from __future__ import annotations
 
 import statistics
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.cells import Cell, expand
+from experiments.cells import settings_of
 from experiments.paper import Paper
+from fedtailor.experiment.assembly import assemble
 from fedtailor.experiment.config import make_config
-from fedtailor.experiment.run import run
-
-ROUNDS = 3
-"""Rounds of training in a pass."""
+from fedtailor.simulation.report import RoundReport
+from fedtailor.simulation.rounds import simulate
 
 TABLE_6 = {
     "fedavg": 18.42,
@@ -53,43 +50,52 @@ class Timing(NamedTuple):
 
 
 def time_methods(
-    paper: Paper, column: str, methods: Mapping[str, str], passes: int, data_dir: str = ""
+    paper: Paper, column: str, methods: Sequence[str], passes: int, data_dir: str = ""
 ) -> list[Timing]:
-    """Train some rounds of every method in turn, several times.
+    """Train a round of every method in turn, several times.
+
+    In each pass, all methods have the same cohort.
 
     Args:
         paper: of the methods and the column.
         column: the data.
-        methods: name -> the table in which it is; the first one is what the others are compared to.
+        methods: of the paper; the first one is what the others are compared to.
         passes: how often every method has its turn.
         data_dir: folder of the data sets.
     """
-    cells = {name: expand(paper, table, column, name) for name, table in methods.items()}
+    rounds = {name: _rounds(paper, column, name, passes, data_dir) for name in methods}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
-    for _ in range(passes):
-        for name, cell in cells.items():
-            seconds[name].append(_seconds_of_a_round(cell, data_dir))
+    for number in range(passes + 1):
+        for name, reports in rounds.items():
+            taken = next(reports).seconds["train"]
+            if number > 0:  # in its first round, an engine records the steps
+                seconds[name].append(taken)
 
-    first = seconds[next(iter(methods))]
-    return [_timing(name, values, first) for name, values in seconds.items()]
+    first = seconds[methods[0]]
+    return [_timing(name, taken, first) for name, taken in seconds.items()]
+
+
+def _rounds(
+    paper: Paper, column: str, method: str, passes: int, data_dir: str
+) -> Iterator[RoundReport]:
+    """Return the rounds of a method, one by one."""
+    # The last round, in which all models are scored, is never run.
+    overrides = [("federation.rounds", str(passes + 2))]
+    overrides += [("federation.full_last_round", "false"), ("evaluation.every", "0")]
+    overrides += [("evaluation.personalized_every", "0"), ("evaluation.baselines", "none")]
+    if data_dir:
+        overrides.append(("data.dir", data_dir))
+
+    values, _ = settings_of(paper, column, method)
+    prepared = assemble(make_config(values, overrides), seed=0)
+    schedule = prepared.config.schedule
+    return simulate(prepared.algorithm, prepared.federation, prepared.engine, schedule, seed=0)
 
 
 def _timing(method: str, seconds: Sequence[float], first: Sequence[float]) -> Timing:
     ratios = [value / base for value, base in zip(seconds, first, strict=True)]
     middle = statistics.median(ratios)
     return Timing(method, statistics.median(seconds), middle, min(ratios), max(ratios))
-
-
-def _seconds_of_a_round(cell: Cell, data_dir: str) -> float:
-    """Train a few rounds of a cell, and return the seconds of one."""
-    overrides = [("federation.rounds", str(ROUNDS)), ("federation.full_last_round", "false")]
-    if data_dir:
-        overrides.append(("data.dir", data_dir))
-
-    config = make_config(cell.values, overrides)
-    with tempfile.TemporaryDirectory() as folder:
-        result = run(config, out=Path(folder) / "run")
-    return float(result["seconds"]["train"]) / ROUNDS
 
 
 def shares(timings: Sequence[Timing]) -> tuple[float, float, float]:

@@ -4,13 +4,12 @@ Its figure is docs/leaderboard.png, which git keeps. To draw it again, run
 ``python -m benchmarks.leaderboard --figure docs/leaderboard.png``.
 """
 
-import json
 import statistics
 from typing import Any
 
 from benchmarks.leaderboard import RECORDS
 from benchmarks.peers.accuracy import BENCHMARK, OURS, VARIANTS, record_name
-from benchmarks.records import RESULTS
+from benchmarks.records import read_records
 from fedtailor.experiment.leaderboard import read_board
 from fedtailor.report.leaderboard_page import page_of, records_page_of
 
@@ -63,19 +62,18 @@ def pages() -> dict[str, str]:
 
 def _beside_others() -> list[str]:
     """Return a section on the programs that were measured on the same split."""
-    path = RESULTS / f"{BENCHMARK}.jsonl"
-    if not path.exists():
+    records = read_records(BENCHMARK)
+    if not records:
         return []
 
-    lines = path.read_text().splitlines()
-    records = {record["name"]: record for record in map(json.loads, lines)}
     batches, epochs, divided = VARIANTS
     columns = ["method", "PFLlib", "fluke", *(f"ours, {variant}" for variant in VARIANTS)]
     columns.append(f"ours, {epochs}, mean over clients")
     rows = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
     for method in OURS:
         ours = {variant: records.get(record_name(method, variant)) for variant in VARIANTS}
-        in_columns = [records[f"pfllib-{method}"], records[f"fluke-{method}"], *ours.values()]
+        theirs = [records.get(f"{program}-{method}") for program in ("pfllib", "fluke")]
+        in_columns = [*theirs, *ours.values()]
         cells = [method, *(_spread(record, "pooled") for record in in_columns)]
         cells.append(_spread(ours[epochs], "mean"))
         rows.append("| " + " | ".join(cells) + " |")

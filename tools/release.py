@@ -36,6 +36,10 @@ WALK = (
 
 def build() -> list[Path]:
     """Build the wheel and the source distribution from a copy of what git knows."""
+    for old in DIST.glob("fedtailor-*"):
+        if old.is_file():
+            old.unlink()
+
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "fedtailor"
         _run(f"git clone --quiet --depth 1 file://{ROOT} {copy}")
@@ -61,7 +65,10 @@ def check_files() -> None:
         programs = environment(
             path.name.removeprefix("fedtailor-"), sys.executable, _locked("torch")
         )
-        _run([programs / "python", "-m", "pip", "install", "--quiet", path])
+        # An environment that is used again has an older build of the same version.
+        install = [programs / "python", "-m", "pip", "install", "--quiet"]
+        _run([*install, path])
+        _run([*install, "--force-reinstall", "--no-deps", path])
         print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB")
 
         with tempfile.TemporaryDirectory() as folder:

@@ -65,7 +65,7 @@ measure = "calibration"
 reference = {fedcr = [60.0], fedcr_free = [nan]}
 
 [tables.plain]
-title = "Without a figure"
+title = "Without a figure, with a cell of the other table"
 columns = ["plain"]
 reference = {fedcr = [0.6]}
 """
@@ -99,7 +99,10 @@ def test_the_share_of_variance_within_classes():
 
 def test_calibration_with_all_samples_is_that_of_the_run(folder, capsys):
     """The run averages logits over 18 samples, so this is the same prediction."""
+    # One of the cells is run for another table, which wants no calibration.
+    assert main(["run", "small", "plain"], folder) == 0
     assert main(["run", "small", "beta"], folder) == 0
+    assert len(read_records("small", folder)) == 2
     for record in read_records("small", folder):
         whole = record["calibration"]["mean_logits"]["18"]
         accuracy = record["result"]["metrics"]["personalized"]["accuracy"]

@@ -9,6 +9,7 @@ from experiments.__main__ import main
 from experiments.cells import expand
 from experiments.paper import load_paper
 from experiments.records import read_records
+from experiments.runtime import time_methods
 from fedtailor.cli.main import main as fedtailor
 from fedtailor.experiment.config import make_config
 from fedtailor.experiment.run import run
@@ -141,6 +142,22 @@ def test_a_run_keeps_a_record_of_each_cell_and_runs_none_twice(call, folder):
     assert "9 of 9 numbers" in call("table", "small", "1")
 
 
+def test_a_method_is_run_in_the_tables_that_have_it(call, folder):
+    only_local = """
+[tables.2]
+title = "Only one method"
+columns = ["plain"]
+reference = {local = [nan]}
+"""
+    (folder / "small" / "paper.toml").write_text(PAPER + only_local)
+    assert call("run", "small", "--method", "fedavg_ft", "--list").count("to run") == 2
+    listed = call("run", "small", "--method", "local", "--column", "plain", "--list")
+    assert listed.count("to run") == 1
+    (folder / "small" / "paper.toml").write_text(PAPER.partition("[tables.1]")[0] + only_local)
+    refused = call("run", "small", "--method", "local", "--column", "quarter", code=3)
+    assert "no table of small" in refused
+
+
 def test_a_record_has_the_numbers_of_its_run(folder):
     tuned = expand(load_paper("small", folder), "1", "quarter", "fedavg_ft")
     record = runs.run_cell(tuned, folder / "run")
@@ -159,6 +176,12 @@ def test_a_record_has_the_numbers_of_its_run(folder):
     correct = by_client["correct"]["personalized"]
     assert sum(correct) / sum(by_client["num_test"]) == pytest.approx(expected["pooled"])
     assert by_client["correct"]["local"].count(None) == 1  # two clients took part
+
+
+def test_rounds_of_methods_are_timed_in_turn(folder):
+    first, second = time_methods(load_paper("small", folder), "plain", ["fedavg", "local"], 2)
+    assert (first.method, first.ratio, second.method) == ("fedavg", 1.0, "local")
+    assert 0 < second.least <= second.ratio <= second.largest
 
 
 def test_a_plan_continues_after_an_interruption(call, folder, monkeypatch):
@@ -196,6 +219,10 @@ def test_a_failure_does_not_stop_the_others(call, folder):
         (["run", "small", "1", "--method", "locl"], 3, "'local'"),
         (["run"], 2, "--plan"),
         (["run", "small", "--plan", "plan.toml"], 2, "--plan"),
+        (["run", "--plan", "plan.toml", "--seed", "1"], 2, "--plan"),
+        (["run", "small", "--close", "--method", "local"], 2, "--close"),
+        (["run", "small", "--method", "locl"], 3, "'local'"),
+        (["search", "small"], 3, "no grids"),
         (["run", "--plan", "plan.toml"], 4, "plan.toml"),
         (["difference", "small", "1", "plain", "local", "fedavg"], 4, "plain"),
     ],

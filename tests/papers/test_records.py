@@ -318,3 +318,9 @@ def test_records_that_cannot_be_compared_are_refused():
     ):
         with pytest.raises(DataError):
             difference(first, second, [ours, other])
+
+    # A run again would not help where no test examples belong to a client.
+    complete = replace(second.printed[0].score, point="global_complete")
+    second = replace(second, printed=(replace(second.printed[0], score=complete),))
+    with pytest.raises(DataError, match="belong to a client"):
+        difference(first, second, [ours, client_record(second, 0, SECOND[0])])

@@ -42,25 +42,13 @@ def evaluate(
     from fedtailor.serving.evaluate import to_csv
     from fedtailor.serving.inputs import Stored
     from fedtailor.serving.run import load
-    from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, load_site, options_written_as
+    from fedtailor.serving.site_data import load_labelled
 
     check_out(out)
     records = load(run)
     model = records.model(client, seed=seed)
     options = make_config(records.records.of_seed(seed).config).data
-    sites = []
-    column = label_column or options.label_column
-    with options_written_as(OF_COMMAND, OF_RUN):
-        for path in paths:
-            site = load_site(
-                path,
-                model.inputs,
-                label_column=column,
-                group=options.group,
-                leave_out=options.leave_out,
-                purpose="scores",
-            )
-            sites.append(site)
+    sites = load_labelled(paths, model.inputs, options, label_column=label_column)
 
     # Each file numbers its groups from 0, so those of different files are different ones.
     groups: list[tuple[int, int]] = []

@@ -197,6 +197,21 @@ def lock(folder: Path, *, wait: bool = False) -> int | None:
     return descriptor
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes that lock a folder out while the block runs; wait for them first.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    descriptor = lock(folder, wait=True)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 def this_process() -> dict[str, Any]:
     """Return what identifies this process: its number, its machine, and when it started.
 

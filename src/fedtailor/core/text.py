@@ -25,7 +25,7 @@ _LONGEST_VALUE = 80
 """Most characters of a value in a message."""
 
 
-def printable(name: str) -> str:
+def escaped(name: str) -> str:
     """Write characters that could change a terminal, or are not text, as backslash escapes."""
     return _HIDDEN_MEANING.sub(_escape, name)
 

@@ -63,6 +63,27 @@ def split_digest(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def bare_split(
+    dataset: str, names: Sequence[str], clients: list[ClientRecord], *, new_clients: int
+) -> dict[str, Any]:
+    """Return a split as JSON, without the digest of the data and the options that divided them.
+
+    Args:
+        dataset: its name.
+        names: of the clients.
+        clients: their examples.
+        new_clients: how many of the last ones never take part in training.
+    """
+    return {
+        "dataset": dataset,
+        "split_sha256": split_digest(clients, new_clients),
+        "new_clients": new_clients,
+        "client_names": list(names),
+        "conditions": [],
+        "clients": clients,
+    }
+
+
 def to_records(positions: list[ClientPositions]) -> list[ClientRecord]:
     """Return the clients' positions as lists."""
     records = []

@@ -5,18 +5,17 @@ No torch, because several commands only look at it.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import safe_name, write_json
 from fedtailor.core.errors import ConfigError, DataError, unknown_name
-from fedtailor.core.folders import lives, lock, this_process
+from fedtailor.core.folders import lives, locked, this_process
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import content_of, read_object
 from fedtailor.deployment.options import FEDERATION_FILE, FLOWER_FOLDER
@@ -82,15 +81,9 @@ class FederationFolder:
 
         return sorted(sites, key=lambda site: (site.new, site.name))
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
+    def changing(self) -> AbstractContextManager[None]:
         """Keep other commands from changing the register while the block runs."""
-        descriptor = lock(self.path, wait=True)
-        try:
-            yield
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+        return locked(self.path)
 
     def register(self, site: Registered) -> None:
         """Add a site.

@@ -118,7 +118,7 @@ def read_plan(raw: bytes) -> DeploymentPlan:
     record = parse_json(raw, where)
     version = record.get("fedtailor") if isinstance(record, dict) else None
     if version != __version__:
-        raise other_version("fedtailor", __version__, version)
+        raise other_version(version)
 
     with content_of(where):
         plan = DeploymentPlan(
@@ -148,7 +148,7 @@ def read_plan_of(path: Path) -> DeploymentPlan:
     return read_plan(read_file(path, limit=LARGEST_PLAN, within=path.parent))
 
 
-def other_version(what: str, here: object, there: object) -> DataError:
-    """Return the error for two sides that do not have the same version of something."""
-    message = f"{what} is {there!s:.80} there and {here} here: both sides need the same."
-    return DataError(message, key=what, allowed=str(here), got=str(there)[:80])
+def other_version(there: object) -> DataError:
+    """Return the error for another side that does not have this version."""
+    message = f"fedtailor is {there!s:.80} there and {__version__} here: both sides need the same."
+    return DataError(message, key="fedtailor", allowed=__version__, got=str(there)[:80])

@@ -28,7 +28,7 @@ from fedtailor.core.history import History
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.core.reduction import REDUCTION_VERSION
 from fedtailor.core.schedule import Schedule
-from fedtailor.data.split import ClientRecord, split_digest
+from fedtailor.data.split import ClientRecord, bare_split
 from fedtailor.deployment.agreement import (
     Agreement,
     SiteLeftError,
@@ -484,15 +484,9 @@ def _split(agreement: Agreement) -> dict[str, Any]:
         )
         clients.append(record)
 
-    new_sites = agreement.plan.new_sites
-    return {
-        "dataset": agreement.plan.inputs.dataset,
-        "split_sha256": split_digest(clients, new_sites),
-        "new_clients": new_sites,
-        "client_names": [member.name for member in agreement.members],
-        "conditions": [],
-        "clients": clients,
-    }
+    plan = agreement.plan
+    names = [member.name for member in agreement.members]
+    return bare_split(plan.inputs.dataset, names, clients, new_clients=plan.new_sites)
 
 
 def _make_folder(run: Path, agreement: Agreement, text: bytes, before: EarlierRun | None) -> None:

@@ -182,7 +182,7 @@ class DeployedSite:
         # The version comes first: options of another one would be refused for the wrong reason.
         version = head.get("fedtailor")
         if version != __version__:
-            raise other_version("fedtailor", __version__, version)
+            raise other_version(version)
 
         data = _data_options(head)
         if data.encoder:

@@ -42,7 +42,7 @@ from fedtailor.privacy.examples import ExamplePlan
 from fedtailor.privacy.masks.session import SumRequest
 from fedtailor.serving.model_folder import ClientModel
 from fedtailor.serving.site_data import federation_of_one
-from fedtailor.simulation.calibration import calibrate, operating_point
+from fedtailor.simulation.calibration import calibrate_client
 from fedtailor.simulation.checkpoint import readable_modules
 from fedtailor.simulation.clients import LocalClients, PersonalizeReply
 from fedtailor.simulation.engines.reference import Reference
@@ -462,19 +462,13 @@ class SiteRun:
     def _keep_model(self, personal: Any, work: Work, reply: PersonalizeReply) -> None:
         """Write the personal model as a new version, and put it in use."""
         # The confidence of the model is measured where its data are.
-        task = self._algorithm.bind(self._federation.roster.task(self.client))
-        validation = self._federation.data(self.client).val
-        calibration = calibrate(self._algorithm, task, personal, validation)
-        schedule = self.plan.config.schedule
-        positive = schedule.positive_of(self.plan.inputs.names) if schedule.sensitivity else 1
-        point = operating_point(
+        calibration = calibrate_client(
             self._algorithm,
-            task,
+            self._federation,
+            self.client,
             personal,
-            (validation, self._federation.test(self.client)),
-            sensitivity=schedule.sensitivity,
-            positive=positive,
-            temperature=calibration.temperature,
+            schedule=self.plan.config.schedule,
+            classes=self.plan.inputs.names,
         )
         is_new = self.plan.is_new(self.client)
         model = ClientModel(
@@ -488,7 +482,7 @@ class SiteRun:
             round=work.round,
             participated=work.base is not None,
             scores=reply.scores["clients"],
-            calibration=calibration._replace(operating_point=point)._asdict(),
+            calibration=calibration._asdict(),
         )
         card = {}
         if not is_new and self.releases is not None:

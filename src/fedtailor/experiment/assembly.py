@@ -428,9 +428,9 @@ def make_algorithm(config: Config) -> AnyAlgorithm:
             known = sorted(["name", "preset", *own_options, *training_options])
             raise unknown_name("option", name, known, of=section.name, key=f"algorithm.{name}")
 
-    checked = as_options(Training, training_values, section="algorithm")
+    checked = as_options(Training, training_values)
     training = dataclasses.replace(config.training, **checked)
-    options = as_options(cls, values, section="algorithm")
+    options = as_options(cls, values)
     return cls.from_preset(section.preset, training=training, **options)
 
 

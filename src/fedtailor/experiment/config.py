@@ -387,8 +387,8 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(_without_none(values))
 
 
-def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> dict[str, Any]:
-    """Check values against the fields of a dataclass, whose names they have; lists become tuples.
+def as_options(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check values of ``[algorithm]`` against the fields of a dataclass; lists become tuples.
 
     Raises:
         ConfigError: a value does not fit its field.
@@ -396,7 +396,7 @@ def as_options(cls: type[Any], values: Mapping[str, Any], *, section: str) -> di
     hints = hints_of(cls)
     tuples = with_tuples(values)
     return {
-        name: check_value(value, hints[name], key=f"{section}.{name}")
+        name: check_value(value, hints[name], key=f"algorithm.{name}")
         for name, value in tuples.items()
     }
 

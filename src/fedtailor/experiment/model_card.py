@@ -18,7 +18,7 @@ from fedtailor.experiment.algorithm_card import sent_by_method
 from fedtailor.experiment.assembly import PreparedRun
 from fedtailor.experiment.config import Config
 from fedtailor.experiment.summary import intervals_of_site, personalized_scores
-from fedtailor.simulation.calibration import calibrate, operating_point
+from fedtailor.simulation.calibration import calibrate_client
 from fedtailor.simulation.report import RoundReport
 
 
@@ -117,28 +117,22 @@ def personal_models(
     # Clients without test examples have no scores.
     scored = personalized_scores(last)
     num_test = federation.roster.num_test
-    schedule = config.schedule
-    positive = schedule.positive_of(parts.inputs.names) if schedule.sensitivity else 1
     for client in last.personal:
         personal = to_host(last.personal[client], "a personal model for its file")
         name = federation.client_names[client] if federation.client_names else str(client)
-        task = parts.algorithm.bind(federation.roster.task(client))
-        validation = federation.data(client).val
-        calibration = calibrate(parts.algorithm, task, personal, validation)
-        point = operating_point(
+        calibration = calibrate_client(
             parts.algorithm,
-            task,
+            federation,
+            client,
             personal,
-            (validation, federation.test(client)),
-            sensitivity=schedule.sensitivity,
-            positive=positive,
-            temperature=calibration.temperature,
+            schedule=config.schedule,
+            classes=parts.inputs.names,
         )
         card = model_card(
             personal,
             config=config,
             algorithm=parts.algorithm,
-            task=task,
+            task=parts.algorithm.bind(federation.roster.task(client)),
             inputs=parts.inputs,
             dataset=parts.divided.dataset.name,
             number=client,
@@ -149,7 +143,7 @@ def personal_models(
             num_test=num_test[client],
             scores=scored.get(client),
             independent=federation.roster.independence(client),
-            calibration=calibration._replace(operating_point=point)._asdict(),
+            calibration=calibration._asdict(),
         )
         card["condition"] = federation.conditions[client] if federation.conditions else "clean"
         yield name, encode(personal), card

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedtailor.core.text import csv_text, inert, printable
+from fedtailor.core.text import csv_text, escaped, inert
 
 if TYPE_CHECKING:
     import altair as alt
@@ -143,4 +143,4 @@ def show_p_value(value: float) -> str:
 
 def visible(name: str) -> str:
     """Return a name with its control characters as escapes, without what no page can hold."""
-    return printable(name).replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
+    return escaped(name).replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")

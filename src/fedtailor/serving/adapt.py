@@ -22,6 +22,7 @@ from fedtailor.algorithms._gaussian_classifier import GaussianClassifier
 from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.input_specification import write_input_specification
+from fedtailor.data.split import bare_split
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.provenance import describe
@@ -31,10 +32,9 @@ from fedtailor.serving.encoded import with_encoder
 from fedtailor.serving.inputs import Stored
 from fedtailor.serving.load import load_method, load_personal, make_model
 from fedtailor.serving.model import PersonalModel
-from fedtailor.serving.model_folder import split_of_one
 from fedtailor.serving.own_model import own_model
 from fedtailor.serving.signals import Signals, signals, write_held_out
-from fedtailor.serving.site_data import OF_COMMAND, OF_RUN, absolute, load_site, options_written_as
+from fedtailor.serving.site_data import absolute, load_labelled
 from fedtailor.serving.sources import Sources
 from fedtailor.serving.watch import Watched, observe
 from fedtailor.statistics import gaussian
@@ -206,18 +206,7 @@ def _adapt_to_labels(
         DataError: the labels are too few, or gain nothing in a cross-validation.
     """
     options = load_method(records).config.data
-    sites = []
-    with options_written_as(OF_COMMAND, OF_RUN):
-        for path in paths:
-            site = load_site(
-                path,
-                model.inputs,
-                label_column=label_column or options.label_column,
-                group=options.group,
-                leave_out=options.leave_out,
-                purpose="scores",
-            )
-            sites.append(site)
+    sites = load_labelled(paths, model.inputs, options, label_column=label_column)
 
     x = np.concatenate([site.x for site in sites])
     labels = torch.from_numpy(np.concatenate([site.y for site in sites]))
@@ -385,8 +374,9 @@ def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> dict
     # The examples are those of before.
     old = records.split
     number = int(adapted.card["number"]) if len(old["clients"]) > 1 else 0
-    client = old["clients"][number]
-    split = split_of_one(old["dataset"], name, client, new=bool(adapted.card["new"]))
+    clients = [old["clients"][number]]
+    new_clients = int(adapted.card["new"])
+    split = bare_split(old["dataset"], [name], clients, new_clients=new_clients)
     source = {"run": records.path.name, "model_sha256": adapted.card["adapted_from"]}
     site_data = [*site_data_of(records), *map(absolute, adapted.paths)]
     origin = {**describe(), "adapted": source, SITE_DATA: site_data}

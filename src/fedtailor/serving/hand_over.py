@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.data.input_specification import write_input_specification
+from fedtailor.data.split import bare_split
 from fedtailor.experiment.config import Config, to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.provenance import describe
@@ -45,7 +46,7 @@ def hand_over(records: RunRecords, out: Path) -> list[str]:
         # The inputs also say how the tables of each site were written.
         inputs = run.method.inputs.for_site("")
         write_input_specification(out, inputs)
-        folder.write_split(_split_without_clients(inputs.dataset))
+        folder.write_split(bare_split(inputs.dataset, [], [], new_clients=0))
 
         # Who took part, and what the server's optimizer keeps, matters to no new site.
         state = replace(run.state, participated=frozenset(), selection=None, moments={})
@@ -67,17 +68,6 @@ def _without_sites(config: Config) -> Config:
     path = "each-site" if data.path else ""
     data = replace(data, path=path, split="", new_clients=0)
     return replace(config, data=data, schedule=replace(config.schedule, history=()))
-
-
-def _split_without_clients(dataset: str) -> dict[str, Any]:
-    """Return a split in the form of every run, which says nothing of its clients."""
-    return {
-        "dataset": dataset,
-        "new_clients": 0,
-        "client_names": [],
-        "conditions": [],
-        "clients": [],
-    }
 
 
 def _numbers(run: FinishedRun) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fedtailor.core.errors import describe_error
 from fedtailor.core.metrics import per_client
 from fedtailor.core.scores import Scores
 from fedtailor.data.input_specification import write_input_specification
-from fedtailor.data.split import ClientPositions, ClientRecord, split_digest, to_records
+from fedtailor.data.split import ClientPositions, bare_split, to_records
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.model_card import model_card
@@ -75,8 +75,8 @@ def write_model_folder(
     model = model._replace(method=method)
     config = method.config
 
-    (client,) = to_records([model.positions])
-    split = split_of_one(model.site.name, model.name, client, new=model.new)
+    clients = to_records([model.positions])
+    split = bare_split(model.site.name, [model.name], clients, new_clients=int(model.new))
     facts: dict[str, Any] = {"run": str(out), "algorithm": config.algorithm.name, **result}
     metrics = per_client(model.scores)
     if metrics:
@@ -91,18 +91,6 @@ def write_model_folder(
         full_card["held_out"] = _write_held_out(out, model, full_card)
         folder.write_models([(model.name, encode(model.personal), full_card)])
         folder.finish(facts)
-
-
-def split_of_one(dataset: str, name: str, client: ClientRecord, *, new: bool) -> dict[str, Any]:
-    """Return the split of a run with one client, in the form of every run."""
-    return {
-        "dataset": dataset,
-        "split_sha256": split_digest([client], int(new)),
-        "new_clients": int(new),
-        "client_names": [name],
-        "conditions": [],
-        "clients": [client],
-    }
 
 
 def _write_held_out(out: Path, model: ClientModel, card: Mapping[str, Any]) -> dict[str, Any]:

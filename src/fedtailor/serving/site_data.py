@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -122,6 +122,36 @@ def load_site(
         decimal=cast(Any, decimal),
         warnings=tuple(note for note in dataset.notes if note.startswith(WARNING)),
     )
+
+
+def load_labelled(
+    paths: Sequence[str], inputs: InputSpecification, options: DataOptions, *, label_column: str
+) -> list[SiteData]:
+    """Read labelled data that are only scored, as the run of a model reads its own.
+
+    Args:
+        paths: one for each site, as in :func:`load_site`.
+        inputs: of the model.
+        options: of the data of the run.
+        label_column: of tables; empty: that of the run.
+
+    Raises:
+        DataError: as :func:`load_site`.
+    """
+    sites = []
+    with options_written_as(OF_COMMAND, OF_RUN):
+        for path in paths:
+            site = load_site(
+                path,
+                inputs,
+                label_column=label_column or options.label_column,
+                group=options.group,
+                leave_out=options.leave_out,
+                purpose="scores",
+            )
+            sites.append(site)
+
+    return sites
 
 
 @contextmanager

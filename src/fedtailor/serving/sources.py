@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_file
-from fedtailor.core.text import printable
+from fedtailor.core.text import escaped
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.own.archives import ENDINGS, read_arrays
 from fedtailor.data.own.findings import Findings, Unusable
@@ -126,7 +126,7 @@ class Sources:
             self._tables.append(path)
         elif suffix in SUFFIXES:
             self._refuse_pictures(path)
-            self._pictures.append((path, printable(str(path))))
+            self._pictures.append((path, escaped(str(path))))
         else:
             allowed = "a picture, a folder of pictures, a CSV or Parquet table, or .npz or .h5"
             message = f"'{path}' must be {allowed}."
@@ -148,7 +148,7 @@ class Sources:
             raise DataError(message, key="path", path=folder, allowed="pictures", got=0)
 
         for file in files:
-            name = f"{printable(str(folder))}/{file.printable}"
+            name = f"{escaped(str(folder))}/{file.escaped}"
             self._pictures.append((tree.path(file), name))
 
     def _refuse_pictures(self, path: Path) -> None:
@@ -196,7 +196,7 @@ class Sources:
             message = f"'{path}' must hold an array x, got: {got}."
             raise DataError(message, key="path", path=path, allowed="x")
 
-        file = printable(path.name)
+        file = escaped(path.name)
         yield from _in_batches([f"{file}[{row}]" for row in range(len(stored))], stored)
 
     def _of_table(self, path: Path) -> Iterator[NamedExamples]:
@@ -207,7 +207,7 @@ class Sources:
             message = f"the model takes {allowed}, not tables ('{path}')."
             raise DataError(message, key="path", path=path, allowed=allowed)
 
-        file = printable(path.name)
+        file = escaped(path.name)
         table = read_table_like(path, training, self._keep)
         features = features_of(table)
         for problem in table.problems:

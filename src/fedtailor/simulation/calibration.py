@@ -6,6 +6,7 @@ A temperature for probabilities, and a threshold for inputs unlike the examples.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from fedtailor.core import rng
 from fedtailor.core.algorithm import Algorithm, AnyAlgorithm
 from fedtailor.core.engine import one_thread
 from fedtailor.core.errors import describe_error
-from fedtailor.core.federation import ExampleSet
+from fedtailor.core.federation import ExampleSet, Federation
+from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Batch, Task
 from fedtailor.simulation.programs import predict_batch
 from fedtailor.training.blocks import forward
@@ -86,7 +88,44 @@ def calibrate(
     return Calibration(count, temperature, threshold)
 
 
-def operating_point(
+def calibrate_client(
+    algorithm: AnyAlgorithm,
+    federation: Federation,
+    client: int,
+    personal: Any,
+    *,
+    schedule: Schedule,
+    classes: Sequence[str],
+) -> Calibration:
+    """Calibrate the model of a client, and choose its operating point if one is wanted.
+
+    Args:
+        algorithm: of the model.
+        federation: has the client's validation and test examples.
+        client: its number.
+        personal: the model.
+        schedule: says which sensitivity is wanted.
+        classes: their names, or numbers as texts.
+    """
+    task = algorithm.bind(federation.roster.task(client))
+    validation = federation.data(client).val
+    calibration = calibrate(algorithm, task, personal, validation)
+    if not schedule.sensitivity:
+        return calibration
+
+    point = _operating_point(
+        algorithm,
+        task,
+        personal,
+        (validation, federation.test(client)),
+        sensitivity=schedule.sensitivity,
+        positive=schedule.positive_of(classes),
+        temperature=calibration.temperature,
+    )
+    return calibration._replace(operating_point=point)
+
+
+def _operating_point(
     algorithm: AnyAlgorithm,
     task: Task,
     personal: Any,
@@ -95,7 +134,7 @@ def operating_point(
     sensitivity: float,
     positive: int,
     temperature: float,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Choose the threshold of a model for a sensitivity, and count what it gets right.
 
     Args:
@@ -103,13 +142,10 @@ def operating_point(
         task: of the client, bound to the algorithm; of two classes.
         personal: the model.
         data: validation examples, which choose, and test examples, which only count.
-        sensitivity: the wanted one; 0: None is returned.
+        sensitivity: the wanted one.
         positive: number of the positive class.
         temperature: of the model's probabilities.
     """
-    if not sensitivity:
-        return None
-
     # Few runs need it.
     from fedtailor.simulation.operating_point import choose_threshold, count_right
 

@@ -21,6 +21,8 @@ from fedtailor.training.blocks import cached_features
 
 _SMALLEST_DEVIATION = 1e-12
 """Replaces the standard deviation of a constant feature in a correlation."""
+_SMALLEST_EIGENVALUE = 1e-15
+"""Of the correlations of a covariance that :func:`nearest_pd` leaves as it is."""
 
 
 class ClassMoments(NamedTuple):
@@ -372,13 +374,11 @@ def _identity(matrix: Tensor) -> Float64[Tensor, "d d"]:
     return torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
 
 
-def nearest_pd(
-    covariance: Float[Tensor, "d d"], threshold: float = 1e-15
-) -> Float64[Tensor, "d d"]:
+def nearest_pd(covariance: Float[Tensor, "d d"]) -> Float64[Tensor, "d d"]:
     """Make a covariance positive definite by clipping the eigenvalues of its correlation matrix.
 
-    Variances stay as they are. A matrix whose correlations have no eigenvalue below ``threshold``
-    is returned unchanged, and so is one that is not finite.
+    Variances stay as they are. A matrix whose correlations have no eigenvalue below 1e-15 is
+    returned unchanged, and so is one that is not finite.
     """
     matrix = covariance.double()
     identity = _identity(matrix)
@@ -390,13 +390,13 @@ def nearest_pd(
     eigenvalues, vectors = torch.linalg.eigh(finite_or(matrix / scale, identity))
 
     # Clipped correlations, whose diagonal is 1 again.
-    clipped = (vectors * eigenvalues.clamp_min(threshold)) @ vectors.mT
+    clipped = (vectors * eigenvalues.clamp_min(_SMALLEST_EIGENVALUE)) @ vectors.mT
     spread = clipped.diagonal().sqrt()
     correlation = clipped / (spread[:, None] * spread)
 
     # The variances are the original ones, to the bit.
     repaired = torch.where(identity > 0, variance, scale * correlation)
-    needs_repair = (eigenvalues < threshold).any()
+    needs_repair = (eigenvalues < _SMALLEST_EIGENVALUE).any()
     return torch.where(needs_repair, repaired, matrix)
 
 

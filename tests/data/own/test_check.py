@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError
-from fedtailor.core.text import printable
+from fedtailor.core.text import escaped
 from fedtailor.data.build import build
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
@@ -23,9 +23,9 @@ def kinds(findings):
 
 
 def test_names_lose_what_rewrites_a_terminal():
-    assert printable("Zürich 東京 é\u200dx") == "Zürich 東京 é\u200dx"
+    assert escaped("Zürich 東京 é\u200dx") == "Zürich 東京 é\u200dx"
     hostile = "a\x1b[31m\n\u202eb\udce9\x9b\u2028"
-    assert printable(hostile) == "a\\x1b[31m\\x0a\\u202eb\\xe9\\x9b\\u2028"
+    assert escaped(hostile) == "a\\x1b[31m\\x0a\\u202eb\\xe9\\x9b\\u2028"
 
 
 def test_good_data_have_no_problem_whatever_their_letters(folder, make):

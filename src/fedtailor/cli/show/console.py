@@ -16,6 +16,7 @@ _WIDTH_OF_A_FILE = 120
 """Columns of a table that goes into a pipe or file, unless ``COLUMNS`` says otherwise."""
 _NARROWEST_TEXT = 16
 """Columns that a column of text needs, if it has so much text."""
+_LONGEST_NAME = 40
 
 
 def say(text: str, *, style: str = "") -> None:
@@ -112,9 +113,9 @@ def _width_of(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * len(widths) + 1
 
 
-def shortened(name: str, most: int = 40) -> str:
+def shortened(name: str) -> str:
     """Return a name that does not make a table too wide."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def percent(value: float | None) -> str:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError
-from fedtailor.core.text import counted, listed, printable, quoted
+from fedtailor.core.text import counted, escaped, listed, quoted
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset, EncoderRecord, Normalization
 from fedtailor.data.files import read_bytes
 from fedtailor.data.options import ArrayKind, DataOptions
@@ -111,7 +111,7 @@ def read_npz_sites(
                 continue
 
             path = by_part[part]
-            place = FindingPlace(findings, site, printable(path.relative_to(folder).as_posix()))
+            place = FindingPlace(findings, site, escaped(path.relative_to(folder).as_posix()))
             arrays = _read_file(path, folder, place, digests, left)
             if arrays is None:
                 continue
@@ -171,7 +171,7 @@ def _read_names(array: np.ndarray | None, place: FindingPlace) -> tuple[str, ...
     if array is None:
         return ()
 
-    names = tuple(printable(str(name)) for name in array.ravel()[: MAX_CLASSES + 1])
+    names = tuple(escaped(str(name)) for name in array.ravel()[: MAX_CLASSES + 1])
     # Arrays of objects are refused by the reader of archives.
     is_list = array.ndim == 1 and array.dtype.kind == "U" and 0 < len(names) <= MAX_CLASSES
     if is_list and len(set(names)) == len(names) and "" not in names:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtailor.core.text import counted, printable, quoted
+from fedtailor.core.text import counted, escaped, quoted
 from fedtailor.data.columns import RawTable
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.own.duplicates import (
@@ -41,12 +41,12 @@ class Examples:
 
     def count_sites(self, names: Sequence[str], class_names: Sequence[str]) -> list[Site]:
         """Return the number of examples of every site by class, without those that it lacks."""
-        sites = [Site(printable(name)) for name in names]
+        sites = [Site(escaped(name)) for name in names]
         keys = np.stack([self.is_test, self.site, self.y])
         cells, counts = np.unique(keys, axis=1, return_counts=True)
         for (is_test, number, label), count in zip(cells.T, counts.tolist(), strict=True):
             part = sites[number].test if is_test else sites[number].train
-            part[printable(class_names[label])] = count
+            part[escaped(class_names[label])] = count
 
         return sites
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedtailor.core.text import listed, printable, quoted, similar_names
+from fedtailor.core.text import escaped, listed, quoted, similar_names
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.own.kinds import KINDS, Severity
 
@@ -82,7 +82,7 @@ class Findings:
         alike = [count for key, count in self.counts.items() if (key[0] == "error") == is_error]
         self.counts[severity, kind] = self.counts.get((severity, kind), 0) + 1
         if sum(alike) < MAX_PROBLEMS:
-            texts = (printable(text) for text in (site, path, message))
+            texts = (escaped(text) for text in (site, path, message))
             self.problems.append(DataProblem(severity, kind, *texts))
 
     def add_empty(self) -> None:
@@ -92,7 +92,7 @@ class Findings:
 
     def note(self, text: str) -> None:
         """Add a note, unless it is there already."""
-        text = printable(text)
+        text = escaped(text)
         if text not in self.notes:
             self.notes.append(text)
 

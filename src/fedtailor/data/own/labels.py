@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from fedtailor.core.text import counted, listed, printable, quoted
+from fedtailor.core.text import counted, escaped, listed, quoted
 from fedtailor.data.own.cells import Cells, Table
 from fedtailor.data.own.findings import Finding, Findings
 from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
@@ -58,7 +58,7 @@ def name_classes(
         return None
 
     if None in numbers.values():
-        class_of = {text: printable(text) for text in texts}
+        class_of = {text: escaped(text) for text in texts}
         class_names = sorted(set(class_of.values()))
     else:
         fraction = next((text for text in texts if isinstance(numbers[text], float)), "")

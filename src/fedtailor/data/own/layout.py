@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path, PurePath
 
 from fedtailor.core.errors import DataError
-from fedtailor.core.text import counted, listed, printable, quoted
+from fedtailor.core.text import counted, escaped, listed, quoted
 from fedtailor.data.cache import digest_of
 from fedtailor.data.options import OWN, DataOptions
 from fedtailor.data.own.archives import ENDINGS
@@ -164,8 +164,8 @@ def refuse_missing(path: str) -> None:
         DataError: there is nothing.
     """
     if not os.path.exists(os.path.expanduser(path)) and not _TARGET.fullmatch(path):
-        message = printable(_nothing_at(path))
-        raise DataError(message, key="data.path", path=printable(path), got="not_found")
+        message = escaped(_nothing_at(path))
+        raise DataError(message, key="data.path", path=escaped(path), got="not_found")
 
 
 def _nothing_at(path: str) -> str:
@@ -233,7 +233,7 @@ def _refuse_spreadsheets(files: Iterable[File], findings: Findings) -> None:
     for file in sorted(files):
         if not file.folders and file.suffix in _SPREADSHEETS:
             message = "Spreadsheets are not read: save it as CSV UTF-8, or move it elsewhere."
-            findings.add("spreadsheet", message, path=file.printable)
+            findings.add("spreadsheet", message, path=file.escaped)
 
 
 def _leave_out(files: Iterable[File], findings: Findings) -> None:
@@ -247,7 +247,7 @@ def _leave_out(files: Iterable[File], findings: Findings) -> None:
         if file.suffix in TABLES:
             message = "Tables are read from the folder itself, not from folders in it."
 
-        findings.add("stray_file", message, site=site, path=file.printable)
+        findings.add("stray_file", message, site=site, path=file.escaped)
 
 
 def _part_of_arrays(file: File) -> str:
@@ -267,7 +267,7 @@ def _by_part(tree: FolderContents, files: Sequence[File]) -> dict[str, Path]:
         part = _part_of_arrays(file)
         if part in by_part:
             message = f"There is {quoted(by_part[part].name)} too; keep one of the two."
-            raise Unusable("two_arrays", message, file.printable)
+            raise Unusable("two_arrays", message, file.escaped)
 
         by_part[part] = tree.path(file)
 
@@ -280,7 +280,7 @@ def _of_tables(layout: FolderLayout, tree: FolderContents, files: Sequence[File]
     if len(paths) == 1:
         return replace(layout, words=ONE_TABLE, tables=[("", paths[0])])
 
-    sites = [printable(path.stem) for path in paths]
+    sites = [escaped(path.stem) for path in paths]
     _check_distinct(sites)
     tables = list(zip(sites, paths, strict=True))
     return replace(layout, words=SITE_TABLES, sites=sites, tables=tables)
@@ -299,7 +299,7 @@ def _of_arrays(
     _check_distinct(sites)
     by_folder: dict[str, list[File]] = {}
     for file in files:
-        by_folder.setdefault(printable(file.folders[0]), []).append(file)
+        by_folder.setdefault(escaped(file.folders[0]), []).append(file)
 
     by_site = sorted((site, _by_part(tree, own)) for site, own in by_folder.items())
     return replace(layout, words=SITE_ARRAYS, sites=sites, arrays=by_site)
@@ -323,7 +323,7 @@ def _of_images(
         if len(file.folders) != depth:
             message = f"Most images are {depth} folders deep ({words}); this one is elsewhere."
             site = file.parts[0] if file.folders else ""
-            findings.add("misplaced_file", message, site=site, path=file.printable)
+            findings.add("misplaced_file", message, site=site, path=file.escaped)
 
     # Folders without images count too: they become empty sites and classes.
     sites = _top_folders(tree) if words.startswith("SITE") else []
@@ -332,7 +332,7 @@ def _of_images(
     # Training images first, each part sorted by site, class and name.
     pictures.sort(key=attrgetter("where.site", "where.label", "path"))
     pictures.sort(key=lambda picture: picture.where.part != "train")
-    classes = {printable(folders[-1]) for folders in tree.folders if len(folders) == depth}
+    classes = {escaped(folders[-1]) for folders in tree.folders if len(folders) == depth}
     return replace(layout, words=words, sites=sites, classes=sorted(classes), pictures=pictures)
 
 
@@ -389,16 +389,16 @@ def _kind_of_level(names: Collection[str]) -> str:
 
 def _picture(tree: FolderContents, file: File, words: str) -> Picture:
     """Return an image file with its site, part and class."""
-    site = printable(file.folders[0]) if words.startswith("SITE") else ""
+    site = escaped(file.folders[0]) if words.startswith("SITE") else ""
     level = {SITE_PART_CLASS: 1, PART_CLASS: 0}.get(words)
     part = "train" if level is None else _PARTS[file.folders[level].lower()]
-    label = printable(file.folders[-1])
-    return Picture(tree.path(file), Occurrence(site, part, label, file.printable))
+    label = escaped(file.folders[-1])
+    return Picture(tree.path(file), Occurrence(site, part, label, file.escaped))
 
 
 def _top_folders(tree: FolderContents) -> list[str]:
     """Return the names of the folders at the top, safe to print."""
-    return [printable(folders[0]) for folders in tree.folders if len(folders) == 1]
+    return [escaped(folders[0]) for folders in tree.folders if len(folders) == 1]
 
 
 def _check_distinct(sites: Collection[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.errors import DataError, unknown_name
-from fedtailor.core.text import counted, listed, printable, quoted
+from fedtailor.core.text import counted, escaped, listed, quoted
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, Texts
 from fedtailor.data.own.cells import Cells, Rewrite, Table
@@ -66,12 +66,12 @@ def read_table_like(path: Path, training: TrainingTables, keep: Sequence[str] = 
         >>> read_table_like(Path("missing.csv"), tables).problems[0].kind
         'unreadable_file'
     """
-    place = FindingPlace(Findings(), "", printable(path.name))
+    place = FindingPlace(Findings(), "", escaped(path.name))
     if path.suffix.lower() not in TABLES:
         place.add("unknown_layout", f"Only {', '.join(TABLES)} files can be read as tables.")
         return LikeTable(None, (), place.findings.problems)
 
-    keep = [printable(name) for name in keep]
+    keep = [escaped(name) for name in keep]
     sought = replace(_sought(training), keep=keep)
     table = read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES)
     like = _encode(table, training, place, ignored=keep)
@@ -92,7 +92,7 @@ def _cells_to_keep(table: Table, name: str) -> list[str]:
         whose = f"'{table.place.path}'"
         raise unknown_name("column", name, table.names, of=whose, key="keep", kind=DataError)
 
-    return [printable(text) for text in table.kept[name]]
+    return [escaped(text) for text in table.kept[name]]
 
 
 def read_frame_like(frame: Any, training: TrainingTables) -> LikeTable:

@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from fedtailor.core.text import printable
+from fedtailor.core.text import escaped
 
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?")
 """Words for an empty cell. Among text, ``none`` is a category, such as no medication."""
@@ -140,7 +140,7 @@ def category_in(cell: str) -> str:
     try:
         number = number_in(text)
     except ValueError:
-        return printable(text)
+        return escaped(text)
 
     if not number.is_integer():
         return repr(number)

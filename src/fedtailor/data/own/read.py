@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedtailor.core.errors import WARNING, DataError
-from fedtailor.core.text import listed, printable
+from fedtailor.core.text import escaped, listed
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
@@ -135,9 +135,9 @@ def _read(
     safe = dataclasses.replace(
         dataset,
         name=layout.name,
-        class_names=tuple(printable(name) for name in dataset.class_names),
-        domain_names=tuple(printable(name) for name in dataset.domain_names),
-        sources={printable(name): digest for name, digest in dataset.sources.items()},
+        class_names=tuple(escaped(name) for name in dataset.class_names),
+        domain_names=tuple(escaped(name) for name in dataset.domain_names),
+        sources={escaped(name): digest for name, digest in dataset.sources.items()},
         notes=(*findings.notes, *_summary(findings)),
     )
 
@@ -184,7 +184,7 @@ def _explain_tables(layout: FolderLayout, findings: Findings) -> None:
 
     for number, problem in enumerate(findings.problems):
         if problem.severity == "error" and problem.kind in _NO_LIST_OF_IMAGES:
-            names = listed(printable(path.name) for _, path in layout.tables)
+            names = listed(escaped(path.name) for _, path in layout.tables)
             message = f"{problem.message} If images are the data, move {names} out of the folder."
             findings.problems[number] = problem._replace(message=message)
             return
@@ -266,8 +266,8 @@ def _as_error(path: str, findings: Findings) -> DataError:
     message = " ".join(sentences)
     expanded = os.path.expanduser(path)
     quotes_the_path = "not_found" in kinds or "unknown_layout" in kinds
-    names_the_file = printable(os.path.basename(expanded)) in message
+    names_the_file = escaped(os.path.basename(expanded)) in message
     if os.path.isdir(expanded) or not (quotes_the_path or names_the_file):
-        message = f"{printable(path)}: {message}"
+        message = f"{escaped(path)}: {message}"
 
-    return DataError(message, key="data.path", path=printable(path), got=kinds[0])
+    return DataError(message, key="data.path", path=escaped(path), got=kinds[0])

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.extras import install_command
-from fedtailor.core.text import listed, printable, quoted
+from fedtailor.core.text import escaped, listed, quoted
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import MAX_CATEGORIES, Decimal
 from fedtailor.data.files import read_bytes
@@ -143,7 +143,7 @@ def read_header(header: Iterable[str], place: FindingPlace) -> tuple[str, ...]:
     """
     # All messages and features use these names, so they are unique and safe.
     names: dict[str, int] = {}
-    written = [printable(name.strip()) for name in header]
+    written = [escaped(name.strip()) for name in header]
     for number, name in enumerate(written, start=1):
         unique = name or unnamed(number)
         while unique in names or (not name and unique in written):
@@ -214,7 +214,7 @@ def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Ta
         if header is None:
             raise Unusable("empty_file", _NO_HEADER)
         if _are_values(header):
-            shown = listed(map(printable, header), 5)
+            shown = listed(map(escaped, header), 5)
             message = f"The first line holds values, not names of columns: {shown}."
             raise Unusable("no_header", f"{message} Add a line of names above it.")
 
@@ -300,7 +300,7 @@ def _find_delimiter(first: str, sought: Sought) -> str:
         except csv.Error:
             return 0, 0
 
-        expected = sum(sought.is_expected(printable(name)) for name in names)
+        expected = sum(sought.is_expected(escaped(name)) for name in names)
         return expected if len(names) > 1 else 0, len(names)
 
     return max(_DELIMITERS, key=fit)

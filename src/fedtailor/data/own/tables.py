@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.core.errors import DataError, did_you_mean, unknown_name
-from fedtailor.core.text import listed, printable, quoted
+from fedtailor.core.text import escaped, listed, quoted
 from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.columns import Columns, RawTable
 from fedtailor.data.dataset import AS_THEY_ARE, Dataset
@@ -146,12 +146,12 @@ def read_tables(
     # Options come from a command line, names of columns from a file: both are compared in safe
     # form.
     digests: dict[str, str] = {}
-    group = printable(options.group)
-    label = printable(options.label_column)
+    group = escaped(options.group)
+    label = escaped(options.label_column)
     rules = options.cell_rules if like is None else like.rules
     columns = None if like is None else like.columns
     sought = _sought(label, group, rules, columns)
-    left_out = tuple(map(printable, options.leave_out))
+    left_out = tuple(map(escaped, options.leave_out))
     tables = _read_files(files, sought, findings, digests)
     _refuse_unknown_columns(options.missing_values, tables)
     _note_unknown_columns(left_out, tables, findings)
@@ -330,7 +330,7 @@ def _read_files(
     tables = []
     left = MAX_TOTAL_BYTES
     for site, path in files:
-        place = FindingPlace(findings, site, printable(path.name))
+        place = FindingPlace(findings, site, escaped(path.name))
         table = read_table(path, place, sought, digests, limit=left)
         if table is not None:
             left -= 4 * len(table.lines) * len(table.columns)
@@ -504,7 +504,7 @@ def _read_images(
             if path is not None:
                 part = "test" if examples.is_test[row] else "train"
                 label = class_names[examples.y[row]]
-                name = printable(cells.texts[code])
+                name = escaped(cells.texts[code])
                 pictures.append(Picture(path, Occurrence(table.place.site, part, label, name)))
 
     if len(pictures) < len(table_of_row):

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtailor.core.errors import DataError, calling
 from fedtailor.core.targets import find_target
-from fedtailor.core.text import printable, quoted
+from fedtailor.core.text import escaped, quoted
 from fedtailor.data.dataset import Dataset, Normalization
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import Part, SiteArrays, check_options, combine_arrays, warn_if_dark
@@ -100,7 +100,7 @@ def _read_sites(returned: Any, name: str, findings: Findings) -> dict[str, Any] 
             findings.add("wrong_return", message, path=name)
             continue
 
-        site = printable(str(key))
+        site = escaped(str(key))
         if site in sites:
             message = f"{name}() returned two sites with the same printed name {quoted(site)}."
             findings.add("duplicate_site", message, site=site, path=name)

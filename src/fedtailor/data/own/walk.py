@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.core.text import printable
+from fedtailor.core.text import escaped
 from fedtailor.data.own.findings import FindingPlace, Findings
 
 MAX_DEPTH = 8
@@ -56,9 +56,9 @@ class File(NamedTuple):
         return os.path.splitext(self.parts[-1])[1].lower()
 
     @property
-    def printable(self) -> str:
+    def escaped(self) -> str:
         """Its path within the folder, safe to print."""
-        return printable("/".join(self.parts))
+        return escaped("/".join(self.parts))
 
 
 @dataclass
