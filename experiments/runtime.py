@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.cells import settings_of
 from experiments.paper import Paper
@@ -80,9 +80,9 @@ def _rounds(
 ) -> Iterator[RoundReport]:
     """Return the rounds of a method, one by one."""
     # The last round, in which all models are scored, is never run.
-    overrides = [("federation.rounds", str(passes + 2))]
-    overrides += [("federation.full_last_round", "false"), ("evaluation.every", "0")]
-    overrides += [("evaluation.personalized_every", "0"), ("evaluation.baselines", "none")]
+    overrides: list[tuple[str, Any]] = [("federation.rounds", passes + 2)]
+    overrides += [("federation.full_last_round", False), ("evaluation.every", 0)]
+    overrides += [("evaluation.personalized_every", 0), ("evaluation.baselines", "none")]
     if data_dir:
         overrides.append(("data.dir", data_dir))
 
