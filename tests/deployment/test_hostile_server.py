@@ -7,6 +7,7 @@ has without a word in its ``site.toml``.
 import dataclasses
 import itertools
 import json
+import time
 import uuid
 from collections import Counter
 
@@ -18,7 +19,7 @@ import torch
 from fedtailor import __version__
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core import rng
-from fedtailor.core.errors import RunError
+from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.data.columns import Column, Columns
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
@@ -26,6 +27,7 @@ from fedtailor.deployment.agreed_study import allow_study
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.packing import pack_download
 from fedtailor.deployment.plan import DeploymentPlan
+from fedtailor.deployment.policy import SitePolicy, Tally
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.state import Version
 from fedtailor.deployment.wire import Work, from_blob, to_blob
@@ -486,6 +488,34 @@ def test_plans_are_counted_over_days_and_restarts(tmp_path):
     server.site = DeployedSite(tmp_path)
     assert server.sums(plans[2]) is None and "2 plans in all" in server.refusals[-1]
     assert server.sums(plans[1])
+
+
+def test_a_site_answers_as_often_as_its_policy_allows_and_no_more():
+    tally = Tally()
+
+    def answer(kind, plan, day):
+        tally.count({"way": "sent", "kind": kind, "plan": plan, "time": f"{day}T12:00:00"})
+
+    def refusal(kind, plan, **limits):
+        try:
+            tally.check(SitePolicy(**limits), kind, plan)
+        except ConfigError as error:
+            return error.message
+        return ""
+
+    today = time.strftime("%Y-%m-%d")
+    days = {"first": "2026-01-01", "second": today, "third": today}
+    for plan, day in days.items():
+        assert not refusal("begin", plan, plans_a_day=2, plans=3)
+        answer("begin", plan, day)
+        assert not refusal("train", plan, rounds_a_day=2, rounds=3)
+        answer("train", plan, day)
+
+    assert "2 plans a day" in refusal("begin", "fourth", plans_a_day=2)
+    assert "3 plans in all" in refusal("begin", "fourth", plans=3)
+    assert not refusal("begin", "third", plans_a_day=2, plans=3)
+    assert "2 answers of rounds a day" in refusal("train", "third", rounds_a_day=2)
+    assert "3 answers of rounds in all" in refusal("train", "third", rounds=3)
 
 
 def test_a_site_runs_one_agreed_study_and_no_other(tmp_path):
