@@ -55,6 +55,41 @@ def test_a_lie_about_one_number_is_noticed(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("number of examples", lambda own: {"class_total": 2 * own.class_total}),
+        (
+            "number of examples by confidence",
+            lambda own: {"bin_count": 2 * own.bin_count, "bin_confidence": 2 * own.bin_confidence},
+        ),
+        ("bin_correct", lambda own: {"bin_correct": own.bin_correct.roll(1)}),
+        (
+            "confusion",
+            lambda own: {
+                "confusion": own.confusion + 0.5 * torch.eye(CLASSES),
+                "class_correct": own.class_correct + 0.5,
+            },
+        ),
+    ],
+)
+def test_a_lie_that_agrees_with_other_numbers_is_noticed(name, change):
+    honest = scores_of(40, rank=False)
+    with pytest.raises(DataError, match=f"impossible {name}\\.$"):
+        check_scores(honest._replace(**change(honest)), CLASSES, 40, rank=False)
+
+
+def test_scores_of_another_form_are_refused():
+    honest = scores_of(40, rank=False)
+    for scores in (
+        honest._asdict(),
+        honest._replace(loss_sum=honest.loss_sum.float()),
+        honest._replace(loss_sum=float(honest.loss_sum)),
+    ):
+        with pytest.raises(DataError, match=r"another form|no loss_sum"):
+            check_scores(scores, CLASSES, 40, rank=False)
+
+
+@pytest.mark.parametrize(
     "cells",
     [
         torch.tensor([[2**40], [1]]),
