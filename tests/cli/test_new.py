@@ -31,7 +31,7 @@ def test_a_new_project_is_usable_and_runs(tmp_path, monkeypatch, capsys):
 
 def test_a_project_without_a_name_is_refused(capsys):
     assert main(["new", ""]) == 2
-    assert "NAME must be the name of a folder" in capsys.readouterr().err
+    assert "the value of NAME is empty" in capsys.readouterr().err
 
 
 def test_it_never_overwrites(tmp_path, capsys):

@@ -98,7 +98,6 @@ def json_of(command, capsys, code=0):
         ("deploy init new --host a --experiment none.toml", "none.toml"),
         ("site init new --name Charité --data x", "'Charite'"),
         (["site", "init", "new", "--name", "../a b", "--data", "x"], "'a-b'"),
-        (["site", "init", "new", "--name", "a", "--data", ""], "site.data"),
         ("site init new --name a --data x --server host", "host:port"),
         ("site init new --name a --data x --server host:70000", "host:port"),
         ("deploy remove server clinik", "'clinic'"),

@@ -8,8 +8,6 @@ from typing import Annotated
 
 from fedtailor.cli.options import Json, argument
 from fedtailor.cli.shell import print_json
-from fedtailor.core.errors import UsageError
-from fedtailor.core.options import wrong_value
 
 _NEXT_STEPS = """\
 Next:
@@ -28,9 +26,6 @@ def new(name: Name, json: Json = False) -> None:
     Replace each by yours.
     """
     from fedtailor.experiment.starter import write_project
-
-    if not name.strip():
-        raise wrong_value("NAME", "the name of a folder", name, kind=UsageError)
 
     folder = Path(name)
     files = [path.relative_to(folder).as_posix() for path in write_project(folder)]

@@ -230,16 +230,7 @@ def _parser_of(key: str, kind: type | None) -> Callable[[str], Any] | None:
     if key == "seeds":
         return lambda text: parse_value(f"[{text}]")
 
-    if kind is str:
-        return None
-
-    def read(text: str) -> Any:
-        # As of a variable of the shell that is not set.
-        if not text.strip():
-            raise UsageError(f"the value of {key} is empty.", key=key)
-        return parse_value(text)
-
-    return read
+    return None if kind is str else parse_value
 
 
 def read_assignments(texts: Sequence[str] | None, option: str = "--set") -> list[tuple[str, Any]]:

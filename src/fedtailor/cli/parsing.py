@@ -17,7 +17,7 @@ Help = Annotated[bool, typer.Option("--help", metavar="", help="Show this messag
 
 
 class Command(TyperCommand):
-    """A command: each option may be given once, unless it collects values."""
+    """A command: options have values, and are given once unless they collect them."""
 
     def __init__(self, *args: Any, params: Sequence[Any] = (), **settings: Any) -> None:
         """Add ``--debug`` to the parameters: :mod:`fedtailor.cli.shell` reads it."""
@@ -27,10 +27,10 @@ class Command(TyperCommand):
         """Parse the arguments of the command.
 
         Raises:
-            UsageError: an option is given twice, or an argument is one too many.
+            UsageError: a value is empty, an option is given twice, or an argument is one too many.
         """
         try:
-            _, surplus, order = self.make_parser(ctx).parse_args(args=list(args))
+            given, surplus, order = self.make_parser(ctx).parse_args(args=list(args))
         except Exception as error:
             # The parser's own error, which does not always know its command.
             if getattr(error, "ctx", ctx) is None:
@@ -44,6 +44,17 @@ class Command(TyperCommand):
                 raise UsageError(
                     f"{option} is given {count} times; give it once.{_see(ctx)}", key=option
                 )
+
+        # As of a variable of the shell that is not set: the default would be another experiment.
+        for parameter in order:
+            values = given[parameter.name]
+            texts = values if isinstance(values, list | tuple) else [values]
+            if any(isinstance(text, str) and not text.strip() for text in texts):
+                name = parameter.opts[0]
+                if not name.startswith("-"):
+                    name = parameter.metavar or name.upper()
+
+                raise UsageError(f"the value of {name} is empty.{_see(ctx)}", key=name)
 
         asks_for_help = any(parameter.name == "help" for parameter in order)
         if surplus and not asks_for_help:
