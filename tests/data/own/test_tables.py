@@ -735,6 +735,14 @@ def test_numbers_beside_text_are_classes_with_a_warning(tmp_path):
     assert ("warning", "mixed_labels") in findings.counts
 
 
+def test_words_for_no_label_are_classes_with_a_warning(tmp_path, capsys):
+    folder = write(tmp_path / "d", a="f,label\n1,NA\n2,ill\n3,NA\n4,none\n", b="f,label\n3,ill\n")
+    dataset, findings = read(folder)
+    assert dataset.class_names == ("NA", "ill", "none")
+    (said,) = [problem for problem in findings.problems if problem.kind == "doubtful_label"]
+    assert "'NA' in 2 rows" in said.message
+
+
 @pytest.mark.parametrize("name", ["label", "Diagnosis", "TARGET", "y", "Class_Label", "labels"])
 def test_an_obvious_column_of_labels_is_taken(tmp_path, name):
     a = f"n,{name},m\n1,u,3\n2,v,4\n"

@@ -194,7 +194,9 @@ def _have_one_size(stack: _Stack, findings: Findings) -> bool:
         example = quoted(stack.first[width, height])
         named.append(f"{width} x {height}: {count} (such as {example})")
 
-    side = min(1024, *(min(size) for size in stack.sizes))
+    # Most are as they should be; a single thumbnail must not decide.
+    usual, _ = stack.sizes.most_common(1)[0]
+    side = min(1024, *usual)
     message = (
         f"Images have {len(named)} sizes: {joined(named)}. Set data.image_size, such as {side}, to "
         "resize all to squares of that side, or remove the images of other sizes."
@@ -222,7 +224,7 @@ def _notes(stack: _Stack, traits: Mapping[str, int]) -> list[str]:
             images = counted(stack.enlarged, "image was", "images were")
             notes.append(f"{images} smaller and had to be enlarged.")
 
-    if stack.x is not None:
+    if stack.x is not None and (stack.side or len(stack.sizes) == 1):
         colors = {1: "gray", 3: "RGB"}[stack.x.shape[3]]
         notes.append(f"Images are {stack.x.shape[2]} x {stack.x.shape[1]}, {colors}.")
 

@@ -192,6 +192,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "class_at_one_site": "sites with classes that no other site has",
             "similar_names": "names that differ only by case, spaces or Unicode form",
             "mixed_labels": "label columns with both numbers and text",
+            "doubtful_label": "classes whose names may stand for no label, such as NA",
             "many_numbers": "more than 30 whole numbers as labels",
         },
     },

@@ -16,6 +16,7 @@ from fedtailor.data.own.patterns import (
     MISSING_LABELS,
     REGRESSION_VALUES,
     is_like_label,
+    is_missing_word,
     is_number,
     label_number,
     looks_like_regression,
@@ -87,8 +88,14 @@ def name_classes(
     # Labels become numbers of their classes, table by table.
     position = {name: code for code, name in enumerate(class_names)}
     codes = {text: position[name] for text, name in class_of.items()}
-    y = [cells.look_up(codes.__getitem__, np.int64) for cells in columns]
-    return tuple(class_names), np.concatenate(y)
+    y = np.concatenate([cells.look_up(codes.__getitem__, np.int64) for cells in columns])
+    for text, code in codes.items():
+        if is_missing_word(text):
+            rows = counted(int((y == code).sum()), "row")
+            message = f"{title} holds {quoted(text)} in {rows}, which may stand for no label. Here "
+            findings.add("doubtful_label", f"{message}it is a class; if not, remove these rows.")
+
+    return tuple(class_names), y
 
 
 def _refuse(kind: str, message: str, text: str, name: str, tables: Sequence[Table]) -> None:

@@ -23,6 +23,8 @@ MISSING_AMONG_NUMBERS = (
 MISSING_LABELS = ("", "nan")
 """Labels that mean a missing one; other words for an empty cell may be classes."""
 
+_WORDS_OF_NO_LABEL = {*MISSING_AMONG_NUMBERS} - {"none"}
+
 TRUTH = {"true": 1.0, "false": 0.0}
 
 MAX_CLASSES = 10_000
@@ -119,6 +121,11 @@ def number_or_none(cell: str) -> float | None:
         return float("nan")
 
     return TRUTH.get(word)
+
+
+def is_missing_word(label: str) -> bool:
+    """Return whether a label may stand for none; ``none`` itself is a usual class."""
+    return label.strip().lower() in _WORDS_OF_NO_LABEL
 
 
 def category_in(cell: str) -> str:
