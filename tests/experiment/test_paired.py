@@ -104,7 +104,7 @@ def test_sign_flips_are_counted_as_by_hand():
 
 def test_totals_too_large_to_count_have_nearly_the_same_p_value():
     sums = np.array([5] * 10_080 + [-5] * 9_920)
-    for times in (1, 6, 7):  # the last ones are too many to count
+    for times in (1, 6, 7):  # those of 7 are too many to count
         many = np.tile(sums, times)
         normal = 2 * norm.sf(many.sum() / np.sqrt((many**2).sum()))
         assert sign_flip_p_value(many) == pytest.approx(normal, rel=0.02)

@@ -65,6 +65,20 @@ def test_a_metric_by_class_is_one_row_of_the_table(monkeypatch):
     assert of_class["precision"]["pooled_interval"] == wilson_interval(2 / 3, 3)
 
 
+def test_the_interval_of_a_loss_may_lie_above_one():
+    scores = {}
+    for client, margin in enumerate((3.0, 5.0)):
+        logits = torch.tensor([[margin, 0.0]])
+        scores[client] = score(logits, torch.tensor([1]), torch.ones(1), 2)
+
+    task = Task(torch.nn.Linear(2, 2), 2, (2,))
+    roster = Roster(task, num_train=[4, 4], names=["north", "south"])
+    report = RoundReport(1, [0], RunState(server=()))
+    report.evaluations = [Evaluation("global", "none", "known", scores)]
+    of_known, _ = _final_metrics(report, roster)
+    assert of_known["global"]["loss"]["mean_interval"]["high"] > 5
+
+
 def test_every_metric_has_a_function():
     for metric in METRICS.values():
         assert (metric.of_client is None) != (metric.share_of_class is None)

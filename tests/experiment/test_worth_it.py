@@ -188,6 +188,14 @@ def test_the_own_model_is_the_chosen_baseline_or_local_or_the_majority(tmp_path)
     pictures = write_folder(tmp_path / "pictures", federated, best=best, baselines=baselines)
     assert judge({0: pictures}, local={0: local})["sites"][0]["own"] == {"local": 1}
 
+    # Where a forest could be trained, the majority class was chosen.
+    slow = {"best": "majority", "missing": {"forest": "it takes too long"}}
+    sites = {"0": slow, "1": {"best": "majority", "missing": {}}}
+    choices = {"names": ["majority", "forest"], "sites": sites}
+    (pictures / CHOICES_FILE).write_text(json.dumps(choices))
+    oslo, porto = judge({0: pictures}, local={0: local})["sites"]
+    assert oslo["own"] == {"local": 1} and porto["own"] == {"majority": 1}
+
 
 def test_folds_choose_anew_and_test_every_example_once(tmp_path):
     folder = write_folder(tmp_path / "run", {0: client(LABELS, personalized=[])})
