@@ -14,13 +14,11 @@ program continues where it was, from the trainings in FOLDER.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import Record, describe_machine, read_records, save_record
+from benchmarks.records import Record, describe_machine, read_records, save_record, with_deviation
 from fedtailor.experiment.audits import audit_members
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.experiment.methods import with_methods
@@ -108,22 +106,13 @@ def print_table() -> None:
             dataset,
             method,
             str(len(points)),
-            _spread([100 * told["accuracy"] for told in personal], 1),
-            _spread([told["auc"] for told in personal], 3),
-            *(_spread([100 * told[name] for told in personal], 1) for name in _FOUND),
-            _spread(of_global, 3),
+            with_deviation([100 * told["accuracy"] for told in personal], 1),
+            with_deviation([told["auc"] for told in personal], 3),
+            *(with_deviation([100 * told[name] for told in personal], 1) for name in _FOUND),
+            with_deviation(of_global, 3),
             f"{worst['auc']:.3f} ({worst['name']}; {worst['num_train']} examples)",
         ]
         print(f"| {' | '.join(cells)} |")
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    """Return mean and deviation; a dash for no values."""
-    if not values:
-        return "-"
-
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.records import describe_machine, read_records, save_record
+from benchmarks.records import describe_machine, read_records, save_record, with_deviation
 from fedtailor.experiment.assembly import PreparedRun, assemble, resolved_options
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.simulation.noisy_sums import for_noise
@@ -608,7 +608,7 @@ def print_table_of_examples() -> None:
             accuracies.setdefault((*row, record["epsilon"]), []).append(100 * record["accuracy"])
 
     for row in sorted({cell[:4] for cell in accuracies}):
-        figures = [_with_deviation(accuracies.get((*row, one), [])) for one in EPSILONS]
+        figures = [_with_count(accuracies.get((*row, one), [])) for one in EPSILONS]
         dataset, where, shares, rate = row
         print(f"| {dataset} | {where}, {shares} shares, rate {rate:g} | {' | '.join(figures)} |")
 
@@ -626,17 +626,13 @@ def print_table_of_statistics() -> None:
             found.setdefault(cell, []).append(100 * record["accuracy"])
 
     for method, where in sorted({cell[:2] for cell in found}):
-        cells = [_with_deviation(found.get((method, where, one), [])) for one in EPSILONS]
+        cells = [_with_count(found.get((method, where, one), [])) for one in EPSILONS]
         print(f"| {method} | {where} | {' | '.join(cells)} |")
 
 
-def _with_deviation(values: Sequence[float]) -> str:
+def _with_count(values: Sequence[float]) -> str:
     """Return mean, deviation and number of values; a dash for none."""
-    if not values:
-        return "-"
-
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread} ({len(values)})"
+    return f"{with_deviation(values)} ({len(values)})" if values else "-"
 
 
 def rows_of_frozen() -> list[dict[str, Any]]:
@@ -686,7 +682,7 @@ def print_table_of_gaussians() -> None:
                 found.setdefault(cell, []).append(100 * accuracy)
 
     for method, where, models in sorted({cell[:3] for cell in found}):
-        cells = [_with_deviation(found.get((method, where, models, one), [])) for one in EPSILONS]
+        cells = [_with_count(found.get((method, where, models, one), [])) for one in EPSILONS]
         print(f"| {method} | {where} | {models} | {' | '.join(cells)} |")
 
 

@@ -291,9 +291,9 @@ def _chosen_cells(options: argparse.Namespace) -> list[Cell]:
 def _tables_with(paper: Paper, column: str, method: str) -> list[str]:
     """Return the tables that have a column and a method; an empty name stands for any."""
     if column:
-        find_name(f"column of {paper.name}", column, paper.columns, key="column")
+        column = find_name(f"column of {paper.name}", column, paper.columns, key="column")
     if method:
-        find_name(f"method of {paper.name}", method, paper.methods, key="method")
+        method = find_name(f"method of {paper.name}", method, paper.methods, key="method")
 
     tables = []
     for name, table in paper.tables.items():

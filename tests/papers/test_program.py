@@ -150,7 +150,7 @@ columns = ["plain"]
 reference = {local = [nan]}
 """
     (folder / "small" / "paper.toml").write_text(PAPER + only_local)
-    assert call("run", "small", "--method", "fedavg_ft", "--list").count("to run") == 2
+    assert call("run", "small", "--method", "FedAvg-FT", "--list").count("to run") == 2
     listed = call("run", "small", "--method", "local", "--column", "plain", "--list")
     assert listed.count("to run") == 1
     (folder / "small" / "paper.toml").write_text(PAPER.partition("[tables.1]")[0] + only_local)

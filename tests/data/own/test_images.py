@@ -135,6 +135,15 @@ def test_sizes_that_differ_are_named(folder, make):
     assert any(note.startswith("4 images were smaller") for note in findings.notes)
 
 
+def test_a_single_small_picture_does_not_decide_the_size(folder, make):
+    sizes = [(1, 1), (8, 9), (8, 9)]
+    paths = [make.save(folder / f"{n}.png", make.pixels(n, size)) for n, size in enumerate(sizes)]
+    _, findings = read(paths)
+    (problem,) = findings.errors
+    assert "data.image_size, such as 8" in problem.message
+    assert not any(note.startswith("Images are") for note in findings.notes)
+
+
 def test_what_cannot_be_read_is_left_out(folder, make):
     paths = [make.save(folder / f"{n}.png", make.pixels(n)) for n in range(3)]
     paths[1].write_bytes(b"")

@@ -735,7 +735,7 @@ def test_numbers_beside_text_are_classes_with_a_warning(tmp_path):
     assert ("warning", "mixed_labels") in findings.counts
 
 
-def test_words_for_no_label_are_classes_with_a_warning(tmp_path, capsys):
+def test_words_for_no_label_are_classes_with_a_warning(tmp_path):
     folder = write(tmp_path / "d", a="f,label\n1,NA\n2,ill\n3,NA\n4,none\n", b="f,label\n3,ill\n")
     dataset, findings = read(folder)
     assert dataset.class_names == ("NA", "ill", "none")

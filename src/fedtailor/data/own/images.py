@@ -190,19 +190,20 @@ def _have_one_size(stack: _Stack, findings: Findings) -> bool:
         return True
 
     named = []
-    for (width, height), count in stack.sizes.most_common():
+    by_frequency = stack.sizes.most_common()
+    for (width, height), count in by_frequency:
         example = quoted(stack.first[width, height])
         named.append(f"{width} x {height}: {count} (such as {example})")
 
     # Most are as they should be; a single thumbnail must not decide.
-    usual, _ = stack.sizes.most_common(1)[0]
+    usual, _ = by_frequency[0]
     side = min(1024, *usual)
     message = (
         f"Images have {len(named)} sizes: {joined(named)}. Set data.image_size, such as {side}, to "
         "resize all to squares of that side, or remove the images of other sizes."
     )
     # The rarest size is most likely the wrong one.
-    rarest, _ = stack.sizes.most_common()[-1]
+    rarest, _ = by_frequency[-1]
     findings.add("image_sizes", message, path=stack.first[rarest])
     return False
 
