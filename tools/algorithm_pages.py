@@ -11,6 +11,7 @@ from docstrings import inline
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.message import Field
 from fedtailor.core.task import Task
+from fedtailor.core.text import markdown_table
 from fedtailor.experiment.algorithm_card import describe_algorithm, kept
 from fedtailor.models import build_model
 from option_tables import option_table
@@ -181,16 +182,17 @@ def messages(cls: type, name: str) -> str:
     if not fields:
         return "## Messages\n\nNone: nothing is sent."
 
-    rows = ["| field | down | up: the server sees | weight | numbers |", "|---|---|---|---|---|"]
+    rows = []
     for field_name, field in fields.items():
         weight = WEIGHTS[field.weight] if field.reduction == "mean" else "-"
         down = "yes" if field.down else "-"
         numbers = f"{field.scalars():,}{sent_rows(field) if field.rows else ''}"
-        rows.append(f"| `{field_name}` | {down} | {SEES[field.reduction]} | {weight} | {numbers} |")
+        rows.append([f"`{field_name}`", down, SEES[field.reduction], weight, numbers])
 
     model = OTHER_MODELS.get(name, MODEL)
     about = f"Numbers are for `{model}` and {CLASSES} classes."
-    return "\n\n".join(["## Messages", about, "\n".join(rows)])
+    columns = ["field", "down", "up: the server sees", "weight", "numbers"]
+    return "\n\n".join(["## Messages", about, markdown_table(columns, rows)])
 
 
 def sent_rows(field: Field) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from docstrings import assigned_names, inline
+from fedtailor.core.text import markdown_table
 from import_map import LAYERS, MAY_IMPORT, ROOT, modules, package_of
 
 INTRODUCTION = """# Architecture
@@ -323,12 +324,12 @@ def pages() -> dict[str, str]:
     parts += [TEST_FLOW, numbered(TEST_PATH), UPLOAD_FLOW, numbered(UPLOAD_PATH)]
     parts += [OPTION_FLOW, numbered(OPTION_PATH)]
     parts += [CALL_CHAIN, numbered(CALLS), "## Where do I put ...?"]
-    lines = ["| to add | where | how | tests |", "|---|---|---|---|"]
+    rows = []
     for what, targets, how, tests in PLACES:
         places = ", ".join(link(target) for target in targets)
-        lines.append(f"| {what} | {places} | {how} | {link(tests)} |")
+        rows.append([what, places, how, link(tests)])
 
-    parts.append("\n".join(lines))
+    parts.append(markdown_table(["to add", "where", "how", "tests"], rows))
     return {"reference/architecture.md": "\n\n".join(parts) + "\n"}
 
 

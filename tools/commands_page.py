@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from fedtailor.cli.main import app
+from fedtailor.core.text import markdown_table
 
 INTRODUCTION = """# Commands
 
@@ -45,16 +46,16 @@ def sections(command: Any, parent: typer.Context, name: str, level: int) -> Iter
 
 def parameters(command: Any, context: typer.Context) -> str:
     """Return the table of the arguments and options of a command."""
-    rows = ["| argument or option | meaning |", "|---|---|"]
+    rows = []
     for parameter in command.get_params(context):
         if parameter.name == "help":
             continue
 
         record = parameter.get_help_record(context)
         if record:
-            rows.append(f"| `{record[0].strip()}` | {plain(record[1])} |")
+            rows.append([f"`{record[0].strip()}`", plain(record[1])])
 
-    return "\n".join(rows) + "\n" if len(rows) > 2 else ""
+    return markdown_table(["argument or option", "meaning"], rows) + "\n" if rows else ""
 
 
 def plain(text: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.leaderboard import RECORDS
 from benchmarks.peers.accuracy import BENCHMARK, OURS, VARIANTS, record_name
 from benchmarks.records import read_records
+from fedtailor.core.text import markdown_table
 from fedtailor.experiment.leaderboard import read_board
 from fedtailor.report.leaderboard_page import page_of, records_page_of
 
@@ -69,14 +70,13 @@ def _beside_others() -> list[str]:
     batches, epochs, divided = VARIANTS
     columns = ["method", "PFLlib", "fluke", *(f"ours, {variant}" for variant in VARIANTS)]
     columns.append(f"ours, {epochs}, mean over clients")
-    rows = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
+    rows = []
     for method in OURS:
         ours = {variant: records.get(record_name(method, variant)) for variant in VARIANTS}
         theirs = [records.get(f"{program}-{method}") for program in ("pfllib", "fluke")]
         in_columns = [*theirs, *ours.values()]
         cells = [method, *(_spread(record, "pooled") for record in in_columns)]
-        cells.append(_spread(ours[epochs], "mean"))
-        rows.append("| " + " | ".join(cells) + " |")
+        rows.append([*cells, _spread(ours[epochs], "mean")])
 
     one_of_pfllib = records["pfllib-fedavg"]
     text = _BESIDE_OTHERS.format(
@@ -85,7 +85,7 @@ def _beside_others() -> list[str]:
         rounds=one_of_pfllib["rounds"],
         lr=one_of_pfllib["lr"],
         batch=one_of_pfllib["batch"],
-        table="\n".join(rows),
+        table=markdown_table(columns, rows, of_numbers=range(1, len(columns))),
         batches=batches,
         epochs=epochs,
         divided=divided,

@@ -71,7 +71,7 @@ def failed(command, code, capsys):
 
     assert main([*words, "--json"]) == code
     message = json.loads(capsys.readouterr().out)["error"]["message"]
-    shown, _, _ = output.err.removeprefix("error: ").strip().partition(" Help: ")
+    shown, _, _ = output.err.removeprefix("error: ").strip().partition(" See ")
     assert message == shown
     return message
 

@@ -57,7 +57,18 @@ def test_what_does_not_fit_is_refused_before_all_sites_are_there(tmp_path, chang
     assert not (tmp_path / "server" / "runs").exists()
 
 
-@pytest.mark.parametrize("changes", [{"share": ["all"]}, {"counts": {"train": -1}}])
+COUNTS = {"train": 15, "val": 0, "test": 5}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"share": ["all"]},
+        {"counts": {"train": -1}},
+        {"counts": {**COUNTS, "test_groups": 6}},
+        {"counts": {**COUNTS, "test_groups": 0}},
+    ],
+)
 def test_a_site_that_says_what_cannot_be_is_named(tmp_path, changes):
     world = world_of(tmp_path)
 

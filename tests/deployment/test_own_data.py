@@ -59,7 +59,7 @@ def test_folders_of_pictures(tmp_path, data, divided):
     ("site", "data"),
     [
         slow({}, {}),
-        slow({"group": "patient"}, {}),
+        ({"group": "patient"}, {}),
         ({}, {"numbers": "bins", "missing": "indicator"}),
         slow({}, {"numbers": "quantile"}),
     ],

@@ -160,7 +160,7 @@ def _report(error: BaseException, *, as_json: bool) -> int:
         from fedtailor.cli.show.console import say
 
         label = "" if isinstance(translated, Interrupted) else "error: "
-        page = f" Help: {translated.page}." if translated.page else ""
+        page = f" See {translated.page} in the documentation." if translated.page else ""
         say(f"{label}{translated.message}{page}", style="bold red")
 
     return translated.exit_code

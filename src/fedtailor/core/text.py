@@ -1,4 +1,4 @@
-"""Text for people: what users wrote, made safe to print; lists, counts with nouns, and CSV."""
+"""Text for people: values made safe to print, lists, counts with nouns, CSV, Markdown tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from fedtailor.core.errors import MOST_LISTED, joined
 
@@ -59,6 +59,25 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
+
+
+def markdown_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, of_numbers: Container[int] = ()
+) -> str:
+    """Return a table in Markdown.
+
+    Args:
+        columns: their titles.
+        rows: of cells, in which Markdown is already escaped.
+        of_numbers: positions of the columns of numbers, which stand to the right.
+
+    >>> print(markdown_table(["site", "examples"], [["a", "3"]], of_numbers=[1]))
+    | site | examples |
+    | --- | ---: |
+    | a | 3 |
+    """
+    dashes = ["---:" if column in of_numbers else "---" for column in range(len(columns))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, dashes, *rows])
 
 
 def quoted(value: object) -> str:

@@ -21,6 +21,14 @@ class ClientPositions(NamedTuple):
     val: np.ndarray
     test: np.ndarray
 
+    def num_test_groups(self, groups: np.ndarray | None) -> int:
+        """Return how many groups the test examples are of; without groups, each is one.
+
+        Args:
+            groups: of every example of the data set (n,); None: there are none.
+        """
+        return len(self.test) if groups is None else len(np.unique(groups[self.test]))
+
 
 class ClientRecord(TypedDict):
     """Positions of one client's examples, as JSON."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,11 +25,7 @@ def to_federation(
     dataset = divided.dataset
     x, scale = tables(dataset, normalize or normalization(divided))
     published = divided.division.dataset
-    # Several examples of a patient say less than as many patients.
-    test_groups: tuple[int, ...] = ()
-    if dataset.groups is not None:
-        groups = dataset.groups
-        test_groups = tuple(len(np.unique(groups[client.test])) for client in divided.positions)
+    test_groups = [client.num_test_groups(dataset.groups) for client in divided.positions]
 
     # With official test examples, the whole official test part is scored too.
     official_test = torch.arange(published.num_official_train, len(published.y))
@@ -43,7 +38,7 @@ def to_federation(
         class_names=dataset.class_names,
         client_names=divided.client_names,
         conditions=divided.conditions,
-        test_groups=test_groups,
+        test_groups=tuple(test_groups),
         scale=scale,
         complete=official_test if divided.division.shared_test else official_test[:0],
     )

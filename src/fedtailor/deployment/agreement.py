@@ -84,6 +84,7 @@ class Agreement(NamedTuple):
             client_tasks=[_unbound(plan.task(client)) for client in clients],
             validates=any(member.num_val for member in self.members),
             num_test=[member.num_test for member in self.members],
+            test_groups=[member.test_groups for member in self.members],
             class_names=plan.inputs.class_names,
         )
 
@@ -672,12 +673,18 @@ def _member(
     for part in ("train", "val", "test"):
         numbers[f"num_{part}"] = whole(f"counts.{part}", counts.get(part), most)
 
+    # Groups make intervals of scores wider.
+    groups = whole("counts.test_groups", counts.get("test_groups"), numbers["num_test"])
+    if numbers["num_test"] and not groups:
+        raise wrong("counts.test_groups", "at least 1 with test examples", groups)
+
     return Member(
         site.name,
         site.new,
         tuple(share),
         torch=_word(described.get("torch")),
         capability=_word(described.get("capability")),
+        test_groups=groups,
         counts_known=counts_known,
         **numbers,
     )

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from fedtailor.core.atomic import append_lines, cut_unfinished_line, to_json, write_json
 from fedtailor.core.errors import DataError
 from fedtailor.core.reading import read_lines, read_object
+from fedtailor.core.text import markdown_table
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.policy import SitePolicy, Tally
 
@@ -225,15 +226,14 @@ def page(
     totals = totals_of(sent)
     for total in totals:
         size = f"{total['bytes']:,}" if total["bytes"] else "-"
-        rows.append(f"| {total['what']} | {total['times']} | {size} |")
+        rows.append([str(total["what"]), str(total["times"]), size])
 
-    table = "\n".join(["| what | times | bytes |", "|---|---|---|", *rows])
     return _PAGE.format(
         name=name,
         messages=len(sent),
         when=f" between {sent[0].get('time')} and {sent[-1].get('time')}" if sent else "",
         rounds=len(rounds),
-        table=table if rows else "Nothing was sent yet.",
+        table=markdown_table(["what", "times", "bytes"], rows) if rows else "Nothing was sent yet.",
         total=f"{sum(total['bytes'] for total in totals):,}",
         share=", ".join(share) or "nothing",
         sums=_in_sums(share),

@@ -41,7 +41,7 @@ SMALLEST_BATCH = 10
 
 _ADDRESS = re.compile(r"(?P<host>[^\s:/]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 _FEDERATION = """\
-# The experiment: the sections of an experiment file (help: howto/running).
+# The experiment: the sections of an experiment file (see howto/running in the documentation).
 seed = 0
 
 [algorithm]
@@ -63,7 +63,7 @@ test_share = 0.2
 # Pictures: all sites resize theirs to this side.
 # image_size = 32
 
-# How the server runs it (help: howto/sites).
+# How the server runs it (see howto/sites in the documentation).
 [deploy]
 host = {host}
 port = {port}

@@ -46,6 +46,8 @@ class Member(NamedTuple):
     """Training examples; 1 if it has any, and does not say how many."""
     num_val: int = 0
     num_test: int = 0
+    test_groups: int = 0
+    """Groups, such as patients, of the test examples; without groups, each example is one."""
     counts_known: bool = True
     """Whether it says how many examples it has."""
 

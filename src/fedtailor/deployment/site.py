@@ -285,6 +285,7 @@ class DeployedSite:
         run = self._run_of(request, request.head.get("client"))
         prepared = run.prepared
         counts = {name: len(part) for name, part in prepared.positions._asdict().items()}
+        counts["test_groups"] = prepared.positions.num_test_groups(prepared.site.groups)
         head: dict[str, Any] = {"counts": counts}
         sizes = {"numbers of examples": 0}
         if not run.shows_own:

@@ -13,7 +13,7 @@ from fedtailor.experiment.folder import refuse_existing
 
 _CONFIGURATION = """\
 # fedtailor run config.toml
-# Every option: fedtailor run --help; help: reference/configuration.
+# Every option: fedtailor run --help, or reference/configuration in the documentation.
 seeds = [0]
 
 [data]

@@ -24,6 +24,7 @@ from fedtailor.core.metrics import CLASS_SHARES, CLIENT_METRICS
 from fedtailor.core.reading import content_of
 from fedtailor.core.scores import score
 from fedtailor.core.task import Task
+from fedtailor.core.text import markdown_table
 from fedtailor.data.input_specification import InputSpecification, read_input_specification
 from fedtailor.data.setup_messages import setup_messages
 from fedtailor.experiment.algorithm_card import (
@@ -248,10 +249,10 @@ def what_leaves_algorithm(name: str, changes: Sequence[tuple[str, Any]] = ()) ->
 
 def _sent_before(inputs: InputSpecification, config: Config) -> list[LeavingValue]:
     """Return what every site sends before the first round; a simulation reads it from all data."""
-    counts = "training, validation and test examples"
+    counts = "training, validation and test examples, and groups of test examples"
     if config.privacy.secure_sums:
         counts = f"whether there are {counts}, how many only if site.share names single"
-    values = [LeavingValue("counts", "setup", counts, "3 numbers", 12, "each")]
+    values = [LeavingValue("counts", "setup", counts, "4 numbers", 16, "each")]
     for field in setup_messages(inputs, config.data):
         shape = shape_in_words(field.shape)
         values.append(LeavingValue(field.name, "setup", field.content, shape, None, "each"))
@@ -309,10 +310,10 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         f"`{_plain(record['dataset'])}`, {record['classes']} classes, {record['rounds']:,} rounds, "
         f"participation {_plain(str(record['participation']))}. A number "
         f"counts as {BYTES_PER_SCALAR} bytes, in scores as 8.",
-        _table(SENT, [_sent_row(value) for value in record["sent"]]),
+        markdown_table(SENT, [_sent_row(value) for value in record["sent"]]),
         f"In a round, a site sends at most {record['bytes']['up']:,} bytes and receives "
         f"{record['bytes']['down']:,}:",
-        _table(RECEIVED, [_received_row(value) for value in record["received"]]),
+        markdown_table(RECEIVED, [_received_row(value) for value in record["received"]]),
         *_by_site(record.get("sites", [])),
         "\n".join(f"* {sentence}" for sentence in _notes(record)),
     ]
@@ -337,12 +338,15 @@ def _by_site(sites: Sequence[Mapping[str, Any]]) -> list[str]:
         "By site, from the records of the server. The log of each site says it message by message: "
         "`fedtailor site leaves FOLDER`."
     )
-    return [sentence, _table(columns, rows)]
+    return [sentence, markdown_table(columns, rows)]
 
 
 def _notes(record: Mapping[str, Any]) -> list[str]:
     """Return what a reader of the tables must know of this method and this run."""
-    notes = ["What these values can tell, and what protects them (help: reference/what-leaves)."]
+    notes = [
+        "What these values can tell, and what protects them: see reference/what-leaves in the "
+        "documentation."
+    ]
     if record["single_sites_in_rounds"]:
         names = ", ".join(f"`{_plain(name)}`" for name in record["single_sites_in_rounds"])
         notes.append(f"**The method works with the values of every single site of {names}.**")
@@ -372,11 +376,6 @@ def _sent_row(value: Mapping[str, Any]) -> list[str]:
 def _received_row(value: Mapping[str, Any]) -> list[str]:
     name = f"`{_plain(value['name'])}`"
     return [name, _plain(value["content"]), value["shape"], f"{value['bytes']:,}"]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _plain(text: str) -> str:

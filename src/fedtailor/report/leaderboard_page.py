@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from fedtailor.core.atomic import write_whole
-from fedtailor.core.text import counted
+from fedtailor.core.text import counted, markdown_table
 from fedtailor.experiment.leaderboard import (
     FEDERATIONS,
     LOCAL,
@@ -405,15 +405,12 @@ def _apart_in_words(rows: Sequence[Standing]) -> str:
 
 
 def _markdown(table: ReportTable) -> str:
-    lines = [_markdown_row(table.columns)]
-    lines.append(f"|---|{'---:|' * (len(table.columns) - 2)}---|")
-    lines += map(_markdown_row, table.rows)
-    return "\n".join(lines)
+    columns, *rows = map(_markdown_cells, [table.columns, *table.rows])
+    return markdown_table(columns, rows, of_numbers=range(1, len(columns) - 1))
 
 
-def _markdown_row(cells: Sequence[Any]) -> str:
-    texts = [str(cell).replace("|", "/").replace("\n", " ") for cell in cells]
-    return f"| {' | '.join(texts)} |"
+def _markdown_cells(cells: Sequence[Any]) -> list[str]:
+    return [str(cell).replace("|", "/").replace("\n", " ") for cell in cells]
 
 
 def write_page(records: Mapping[str, Record], path: Path) -> Path:

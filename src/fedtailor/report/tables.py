@@ -10,7 +10,7 @@ from typing import Any
 from fedtailor.core.atomic import to_json as as_json
 from fedtailor.core.errors import printable
 from fedtailor.core.metrics import CLIENT_METRICS
-from fedtailor.core.text import csv_text, inert
+from fedtailor.core.text import csv_text, inert, markdown_table
 from fedtailor.report.comparison import (
     FIGURES,
     SIGNIFICANT,
@@ -73,10 +73,9 @@ def to_markdown(comparison: Comparison) -> str:
     """
     parts: list[str] = []
     for table in tables_of(comparison):
-        alignment = ["---", *["---:"] * (len(table.columns) - 1)]
-        lines = [_markdown_row(table.columns), f"| {' | '.join(alignment)} |"]
-        lines += map(_markdown_row, table.rows)
-        parts += [f"**{_markdown(table.title)}**", "\n".join(lines)]
+        columns, *rows = map(_markdown_cells, [table.columns, *table.rows])
+        shown = markdown_table(columns, rows, of_numbers=range(1, len(columns)))
+        parts += [f"**{_markdown(table.title)}**", shown]
 
         if table.conclusion:
             parts.append(f"**{_markdown(table.conclusion)}**")
@@ -289,8 +288,8 @@ def _markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", printable(text))
 
 
-def _markdown_row(cells: Sequence[Cell]) -> str:
-    return f"| {' | '.join(_markdown(str(cell)) for cell in cells)} |"
+def _markdown_cells(cells: Sequence[Cell]) -> list[str]:
+    return [_markdown(str(cell)) for cell in cells]
 
 
 def _csv_rows(summary: Summary, difference: Difference | None) -> Iterator[dict[str, Any]]:

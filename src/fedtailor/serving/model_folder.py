@@ -120,8 +120,8 @@ def _card(model: ClientModel) -> dict[str, Any]:
     labels = model.site.y[model.positions.train]
     tested = model.positions.test
     independent = 1.0
-    if model.site.groups is not None and len(tested):
-        independent = len(np.unique(model.site.groups[tested])) / len(tested)
+    if len(tested):
+        independent = model.positions.num_test_groups(model.site.groups) / len(tested)
 
     return model_card(
         model.personal,

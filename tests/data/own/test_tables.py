@@ -155,7 +155,8 @@ def test_a_column_of_the_split_puts_all_test_rows_last(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mark", "delimiter"), [("sep=;", ";"), ('"sep=;"', ";"), ("sep=;;;", ";"), ("SEP=\t", "\t")]
+    ("mark", "delimiter"),
+    [("sep=;", ";"), ('"sep=;"', ";"), ("sep=;;;", ";"), ("SEP=\t", "\t"), ("sep=|", "|")],
 )
 def test_excel_may_say_which_delimiter_it_has_used(tmp_path, mark, delimiter):
     lines = [mark, delimiter.join(["f, a", "g, b", "label"]), delimiter.join("12x"), ""]
@@ -179,7 +180,7 @@ def test_a_column_that_is_spelled_differently_at_one_of_two_sites_is_named(tmp_p
     assert not any("rename" in problem.message for problem in findings.errors)
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t"])
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
 def test_other_delimiters_and_a_byte_order_mark_are_read(tmp_path, delimiter):
     lines = (["a, or b", "label"], ["1.5", "x"], ["-2e3", "y"])
     text = "\n".join(delimiter.join(line) for line in lines)

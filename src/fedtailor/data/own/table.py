@@ -37,14 +37,14 @@ TABLES = (".csv", ".parquet", ".pq")
 
 PARQUET = TABLES[1:]
 
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _LONGEST_HEADER = 2**20
 """Most characters of the first line from which the delimiter is recognized."""
 
 _NO_HEADER = "The file is empty: it has no header."
 _INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 """The name that pandas gives to an index without one in a Parquet file."""
-_MARK_OF_DELIMITER = re.compile(r'"?sep=([,;\t])"?[,;\t]*', re.IGNORECASE)
+_MARK_OF_DELIMITER = re.compile(r'"?sep=([,;\t|])"?[,;\t|]*', re.IGNORECASE)
 """What Excel writes above the header to say which delimiter it has used."""
 _OF_OPEN_QUOTATIONS = ("unexpected end of data", "field larger than")
 """Beginnings of errors of the csv module that a quotation mark causes if nothing closes it."""
@@ -177,7 +177,7 @@ def unnamed(number: int) -> str:
 
 
 def _read_csv(raw: bytes, place: FindingPlace, sought: Sought, limit: int) -> Table:
-    """Read text with commas, semicolons or tabs between the cells.
+    """Read text with commas, semicolons, tabs or vertical bars between the cells.
 
     Blank lines are ignored, and rows of empty cells, as spreadsheets write them below a table. The
     text is UTF-8, UTF-16 with its mark, or, with a warning, Windows-1252.
