@@ -29,6 +29,7 @@ from fedtailor.deployment.packing import pack_download
 from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.policy import SitePolicy, Tally
 from fedtailor.deployment.site import DeployedSite
+from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.state import Version
 from fedtailor.deployment.wire import Work, from_blob, to_blob
 from fedtailor.experiment.assembly import make_algorithm
@@ -282,6 +283,20 @@ def test_no_example_is_recovered(tmp_path, attack, questions):
 def test_the_attacks_recover_examples_of_a_site_that_allows_them(tmp_path, attack):
     """Else the test above could not fail."""
     allowed = {"whole_epochs": False, "least_examples": 1, "batch_size": [1, 100]}
+    recovered, server = recovered_by(attack, tmp_path, 12, **allowed)
+    assert recovered > 0 and not server.refusals
+
+
+@pytest.mark.parametrize("attack", ["other splits", "rounds of one", "other trials"])
+def test_other_divisions_recover_examples_of_a_site_that_forgets_them(
+    tmp_path, attack, monkeypatch
+):
+    """Else the first test could not fail: a site remembers how its examples were divided."""
+    monkeypatch.setattr(SiteMemory, "keep_division", lambda *_: None)
+    monkeypatch.setattr(
+        SiteMemory, "answer_once", lambda self, kind, question, compute, **_: compute()
+    )
+    allowed = {"least_examples": 1, "least_share": 0, "batch_size": [1, 100], "plans_a_day": 12}
     recovered, server = recovered_by(attack, tmp_path, 12, **allowed)
     assert recovered > 0 and not server.refusals
 
