@@ -4,11 +4,12 @@ import hashlib
 from contextlib import suppress
 
 import numpy as np
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtailor.privacy.masks.journal import Journal
 from fedtailor.privacy.masks.keys import SiteKeys, check_bundle
-from fedtailor.privacy.masks.primitives import RefusedError, digest_of, point_of
+from fedtailor.privacy.masks.primitives import RefusedError, digest_of
 from fedtailor.privacy.masks.server import unmask
 from fedtailor.privacy.masks.session import (
     Session,
@@ -24,7 +25,8 @@ PLAN = digest_of("plan")
 LAYOUT = digest_of("layout")
 DOWNLOAD = digest_of_download(b"download")
 IDENTITIES = [ec.derive_private_key(1000 + number, ec.SECP384R1()) for number in range(100)]
-POINTS = tuple(map(point_of, IDENTITIES))
+COMPRESSED = (serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
+POINTS = tuple(identity.public_key().public_bytes(*COMPRESSED) for identity in IDENTITIES)
 
 
 def request(round=1, attempt=0, kind="train", **values):

@@ -26,11 +26,7 @@ SMALL = [*BASE, "--rounds", "2"]
 ONE_ROUND = [*BASE, "--rounds", "1"]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def outcome(arguments, capsys):

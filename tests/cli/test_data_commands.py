@@ -12,12 +12,7 @@ from fedtailor.data import fetch as fetching
 from fedtailor.data.datasets import DATASETS, PublishedFile
 from fedtailor.data.split import read_split
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture

@@ -16,12 +16,7 @@ from fedtailor.cli.show.results import show_result
 from fedtailor.experiment.estimates import wilson_interval
 from fedtailor.experiment.reader import read_run
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def write_sites(folder, names, rows=24):

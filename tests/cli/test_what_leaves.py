@@ -12,12 +12,7 @@ from fedtailor.core.message import Field
 from fedtailor.core.scores import Scores
 from fedtailor.experiment.what_leaves import to_markdown, what_leaves_algorithm
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def record_of(capsys, *arguments):

@@ -21,25 +21,6 @@ from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import run
 
-DEGENERATE = {
-    "apfl": {"alpha": 0.0},
-    "ditto": {"penalty": 0.0},
-    "fedala": {"sample_share": 0.0},
-    "fedavg_ft": {"finetune_epochs": 0},
-    "fedbabu": {"finetune_epochs": 0},
-    "fedpac": {"penalty": 0.0, "combine_heads": False},
-    "fedproto": {"penalty": 0.0},
-    "fedprox": {"penalty": 0.0},
-    "fedrep": {"head_epochs": 0},
-    "ifca": {"clusters": 1},
-    "knn_per": {"mixing": 0.0},
-    "moon": {"penalty": 0.0},
-    "perfedavg": {"adapt_epochs": 0},
-    "pfedbayes": {"penalty": 0.0},
-    "pfedme": {"mixing": 0.0},
-}
-"""Options that make a method another one, or stop it: legal, with a warning."""
-
 
 @cases("small_clients", models=("mlp",), few=FEW)
 def test_clients_with_less_than_a_batch_train(algorithm, model):
@@ -156,9 +137,3 @@ def test_a_client_that_was_not_drawn_gets_the_new_body():
 def test_defaults_are_not_degenerate(name):
     task = small_federation("module").common_task  # has normalization layers
     assert ALGORITHMS[name]().warnings(task) == []
-
-
-@pytest.mark.parametrize("name", DEGENERATE)
-def test_degenerate_options_are_legal_and_warn(name):
-    sentences = ALGORITHMS[name](**DEGENERATE[name]).warnings(small_federation("mlp").common_task)
-    assert sentences and all(sentence[-1] == "." for sentence in sentences)

@@ -392,8 +392,7 @@ def drawn(search, score=lambda values: 0.0):
     """Return the values of all trials, if a function scores them in place of a run."""
     study, trials = search.make_study(), []
     for number in range(1, search.num_trials + 1):
-        study.sampler = search.make_sampler(number)
-        trial = study.ask(search.space)
+        trial = search.draw_trial(study, number, trials)
         trials.append(trial.params)
         study.tell(trial, score(trial.params))
     return trials
@@ -421,6 +420,18 @@ def test_random_values_have_the_bounds_and_the_distribution_of_their_range():
     assert -3 <= lr.min() < -2.9 and -0.1 < lr.max() <= 0 and abs(lr.mean() + 1.5) < 0.15
     assert np.abs(np.bincount(columns["training.epochs"], minlength=6)[2:] - 100).max() < 40
     assert abs(columns["training.flip"].sum() - 200) < 40
+
+
+def test_random_trials_differ():
+    values = {"training.lr": [0.1, 0.2, 0.3], "training.epochs": [1, 2, 3]}
+    (search,) = searches(values, trials=8)
+    points = drawn(search)
+    assert len({tuple(point.values()) for point in points}) == 8
+    assert sorted(points, key=str) != points
+
+    # Where nothing else is left, values come again.
+    (search,) = searches(values, trials=10, sampler="random")
+    assert len({tuple(point.values()) for point in drawn(search)}) == 9
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])

@@ -29,6 +29,18 @@ def task(hidden=HIDDEN):
     return Task(mlp((INPUTS,), CLASSES, hidden=hidden), CLASSES, (INPUTS,))
 
 
+def client_with(z, y, classes):
+    """Return the task and data of a client whose inputs are the given features.
+
+    The body is the identity, so no feature may be negative.
+    """
+    dim = z.shape[1]
+    wide = Task(mlp((dim,), classes, hidden=dim), classes, (dim,))
+    rows = torch.arange(len(y))
+    splits = [Split(rows, rows[:0], rows[:0])]
+    return wide, Federation(torch.from_numpy(z), torch.from_numpy(y), splits, wide).data(0)
+
+
 def make_federation(labels=LABELS, *, seed=11, num_new=0, change=None, hidden=HIDDEN):
     """Return clients whose rows lie scattered in the table; ``change(x, splits)`` edits the inputs
     in place."""

@@ -10,23 +10,10 @@ import torch
 
 from fedtailor.algorithms.fedlda import ClientState, FedLDA, ServerState, correlation
 from fedtailor.core.algorithm import Download
-from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
-from fedtailor.core.task import Task, Training
-from fedtailor.models.networks import mlp
+from fedtailor.core.task import Training
 from golden import harness
 from golden.network import BODY
-
-
-def client_with(z, y, classes):
-    """Return the task and data of a client whose inputs are the given features."""
-    d = z.shape[1]
-    task = Task(mlp((d,), classes, hidden=d), classes, (d,))
-    rows = torch.arange(len(y))
-    federation = Federation(
-        torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task
-    )
-    return task, federation.data(0)
 
 
 def server(means, covariance):
@@ -61,7 +48,7 @@ def test_rows_of_weight_0_change_no_penalty():
 
 def test_a_client_keeps_its_body_and_has_the_servers_before_it_trained():
     z, y, means, covariance = blobs()
-    task, data = client_with(z, y, 3)
+    task, data = harness.client_with(z, y, 3)
     algorithm = FedLDA(evaluated_body="local", training=Training(lr=0.1, epochs=1))
     download, key = Download(server(means, covariance)), new_key(0)
     fresh = algorithm.init_client(task, data.info, key)
@@ -81,7 +68,7 @@ def test_a_covariance_without_an_inverse_has_no_classifier():
     """Without shrinkage, neither the least-squares solution nor the inverse of a rounding error
     stands in for one."""
     z, y, means, covariance = blobs(n=6)
-    task, data = client_with(z, y, 3)
+    task, data = harness.client_with(z, y, 3)
     algorithm = FedLDA.from_preset("paper")
     singular = np.diag([1.0, 1.0, 1.0, 0.0])
     indefinite = np.diag([1.0, 1.0, 1.0, -1e-9])

@@ -52,6 +52,8 @@ def test_a_method_is_another_one(name, options, other, monkeypatch):
 
 SAID = [
     *[(name, options) for name, options, _ in LIMITS],
+    ("fedala", {"sample_share": 0.0}),
+    ("fedproto", {"penalty": 0.0}),
     ("ditto", {"personal_epochs": 0}),
     ("ditto", {"penalty": 0.0}),
     ("fedbabu", {"finetune_epochs": 0}),
@@ -60,6 +62,8 @@ SAID = [
     ("fedsr", {"l2_weight": 0.0, "cmi_weight": 0.0}),
     ("perfedavg", {"adapt_epochs": 0}),
     ("pfedbayes", {"mixing": 0.0}),
+    ("pfedbayes", {"penalty": 0.0}),
+    ("pfedme", {"mixing": 0.0}),
     ("pfedme", {"solve_batches": 0}),
     ("fedlda", {"shrinkage": 0.0}),
 ]
@@ -67,6 +71,7 @@ SAID = [
 
 @pytest.mark.parametrize(("name", "options"), SAID, ids=lambda value: str(value))
 def test_options_that_make_a_method_another_one_are_said(name, options):
-    assert load_algorithm(name)(**options).warnings(harness.task())
+    sentences = load_algorithm(name)(**options).warnings(harness.task())
+    assert sentences and all(sentence.endswith(".") for sentence in sentences)
     if options:
         assert load_algorithm(name)().warnings(harness.task()) == []

@@ -11,27 +11,14 @@ import torch
 from fedtailor.algorithms import pfedfda
 from fedtailor.algorithms.pfedfda import ClientState, PFedFDA, ServerState
 from fedtailor.core.algorithm import Download
-from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
-from fedtailor.core.task import Task, Training
-from fedtailor.models.networks import mlp
+from fedtailor.core.task import Training
 from golden import fda, harness
-
-
-def client_with(z, y, classes):
-    """Return the task and data of a client whose inputs are the given features."""
-    d = z.shape[1]
-    task = Task(mlp((d,), classes, hidden=d), classes, (d,))
-    rows = torch.arange(len(y))
-    federation = Federation(
-        torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task
-    )
-    return task, federation.data(0)
 
 
 def personalize(algorithm, z, y, means, covariance, *, shift=0.0, previous=0.5, seed=0):
     """Personalize a client with features ``z + shift``."""
-    task, data = client_with(z, y, len(means))
+    task, data = harness.client_with(z, y, len(means))
     d = z.shape[1]
     body = {"hidden.weight": torch.eye(d), "hidden.bias": torch.full((d,), float(shift))}
     shared = ServerState(body, torch.from_numpy(means), torch.from_numpy(covariance))

@@ -11,28 +11,14 @@ from fedtailor.algorithms.pfedvem import ClientState, PFedVEM, ServerState
 from fedtailor.core import tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
-from fedtailor.core.federation import Federation, Split
 from fedtailor.core.rng import new_key
-from fedtailor.core.task import Task, Training
-from fedtailor.models.networks import mlp
+from fedtailor.core.task import Training
 from fedtailor.statistics.gaussian_heads import HeadPosterior
 from golden import harness
 from golden.network import BODY, log_softmax
 
 STILL = Training(epochs=0)
 TRAINING = Training(lr=0.1, momentum=0.5, weight_decay=0.02, epochs=2, batch_size=5)
-
-
-def client_with(z, y, classes):
-    """Return the task and data of a client whose inputs are features of the identity (they must not
-    be negative)."""
-    d = z.shape[1]
-    task = Task(mlp((d,), classes, hidden=d), classes, (d,))
-    rows = torch.arange(len(y))
-    federation = Federation(
-        torch.from_numpy(z), torch.from_numpy(y), [Split(rows, rows[:0], rows[:0])], task
-    )
-    return task, federation.data(0)
 
 
 def identity(d):
@@ -59,7 +45,7 @@ def around(w, distance, raw):
 
 def update_of(algorithm, z, y, w, state):
     """Return a client's update in a round that starts with the identity and the head w."""
-    task, data = client_with(z, y, len(w["head.bias"]))
+    task, data = harness.client_with(z, y, len(w["head.bias"]))
     shared = ServerState(identity(z.shape[1]), w)
     return algorithm.local_update(algorithm.bind(task), Download(shared), state, data, new_key(0))
 

@@ -164,20 +164,30 @@ class LockedError(Exception):
     """Another process has the lock."""
 
 
-def lock(folder: Path, *, wait: bool = False) -> int | None:
-    """Lock a folder until the returned descriptor is closed, or the process ends.
+@contextmanager
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Keep other processes that lock a folder out while the block runs.
+
+    Not on Windows, and not on file systems without locks.
 
     Args:
         folder: exists.
         wait: whether to wait for another process that has the lock.
 
-    Returns:
-        None if the system has no such locks.
-
     Raises:
         LockedError: another process has it, and this one does not wait.
         OSError: the folder cannot be opened.
     """
+    descriptor = _lock(folder, wait)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    """Lock a folder until the returned descriptor is closed; None if there are no locks."""
     if sys.platform == "win32":
         return None
 
@@ -195,21 +205,6 @@ def lock(folder: Path, *, wait: bool = False) -> int | None:
         raise
 
     return descriptor
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes that lock a folder out while the block runs; wait for them first.
-
-    Raises:
-        OSError: the folder cannot be opened.
-    """
-    descriptor = lock(folder, wait=True)
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def this_process() -> dict[str, Any]:

@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,7 +34,13 @@ from fedtailor.core.atomic import (
     writing,
 )
 from fedtailor.core.errors import ConfigError, DataError, RunError, describe_error, one_line
-from fedtailor.core.folders import LockedError, lock, this_process, whole_folder, write_folder_whole
+from fedtailor.core.folders import (
+    LockedError,
+    locked,
+    this_process,
+    whole_folder,
+    write_folder_whole,
+)
 from fedtailor.core.reading import UnreadableError, is_missing, open_regular, read_lines
 from fedtailor.experiment.reader import (
     CONFIG_FILE,
@@ -80,22 +86,19 @@ def exclusive(path: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has it.
     """
-    try:
-        descriptor = lock(path)
-    except LockedError as reason:
-        message = (
-            f"another process is writing to '{path}'. Wait until it ends, or choose another folder "
-            "with --out."
-        )
-        raise ConfigError(message, key="out", got=str(path)) from reason
-    except OSError as reason:
-        raise unwritable(path, reason) from reason
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, wait=False))
+        except LockedError as reason:
+            message = (
+                f"another process is writing to '{path}'. Wait until it ends, or choose another "
+                "folder with --out."
+            )
+            raise ConfigError(message, key="out", got=str(path)) from reason
+        except OSError as reason:
+            raise unwritable(path, reason) from reason
 
-    try:
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 class _Lines:

@@ -75,6 +75,8 @@ _CHOSEN_BY = (
     "mean accuracy of personalized models on validation examples, over known clients and seeds"
 )
 _QUARTILES = {"min": 0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1}
+_MOST_DRAWS = 1000
+"""Of a trial, to find values that were not tried."""
 _TRAINING_OPTIONS = frozenset(option.name for option in dataclasses.fields(Training))
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -404,9 +406,7 @@ class Search:
         """Run all trials, in folders below ``folder``."""
         study = self.make_study()
         for number in range(1, self.num_trials + 1):
-            # A sampler of its own for every trial: an interruption cannot change what is drawn.
-            study.sampler = self.make_sampler(number)
-            trial = study.ask(self.space)
+            trial = self.draw_trial(study, number, [record["values"] for record in self.trials])
             state, steps, error = self._run_trial(trial, number, folder, progress, say)
             if error is not None:
                 say(f"{self._title(number)} failed: {error}")
@@ -435,10 +435,24 @@ class Search:
 
         return study
 
-    def make_sampler(self, number: int) -> BaseSampler:
-        """Return the sampler of one trial, seeded by sweep, method and number."""
+    def draw_trial(self, study: Study, number: int, tried: Sequence[Mapping[str, Any]]) -> Trial:
+        """Return the next trial; random values that were tried are drawn again."""
+        repeats = import_optuna().trial.TrialState.FAIL
+        may_repeat = self.uses_grid or self.options.sampler == "tpe"
+        for draw in itertools.count():
+            # A sampler of its own for every draw: an interruption cannot change what is drawn.
+            study.sampler = self._make_sampler(number, draw)
+            trial = study.ask(self.space)
+            if may_repeat or trial.params not in tried or draw == _MOST_DRAWS:
+                break
+            study.tell(trial, state=repeats)
+
+        return trial
+
+    def _make_sampler(self, number: int, draw: int) -> BaseSampler:
+        """Return the sampler of one draw, seeded by sweep, method, trial and draw."""
         key = rng.new_key(self.options.seed, round=number, purpose=f"sweep/{self.method}")
-        seed = int(rng.words(rng.plain(key), 1)[0] % 2**32)
+        seed = int(rng.words(rng.plain(key), 1, start=draw)[0] % 2**32)
         samplers = import_optuna().samplers
         make = samplers.TPESampler if self.options.sampler == "tpe" else samplers.RandomSampler
         return make(seed=seed)  # type: ignore[no-any-return]

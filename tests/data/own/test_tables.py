@@ -744,6 +744,14 @@ def test_words_for_no_label_are_classes_with_a_warning(tmp_path):
     assert "'NA' in 2 rows" in said.message
 
 
+@pytest.mark.parametrize(("rows_each", "warns"), [(1, True), (2, False)])
+def test_labels_that_may_be_names_of_cases_are_a_warning(tmp_path, rows_each, warns):
+    names = [f"P{number:02d}" for number in range(21) for _ in range(rows_each)]
+    lines = [f"{row},{name}" for row, name in enumerate(names)]
+    _, findings = read(write(tmp_path / "d", a="\n".join(["f,label", *lines])))
+    assert (("warning", "single_rows") in findings.counts) == warns
+
+
 @pytest.mark.parametrize("name", ["label", "Diagnosis", "TARGET", "y", "Class_Label", "labels"])
 def test_an_obvious_column_of_labels_is_taken(tmp_path, name):
     a = f"n,{name},m\n1,u,3\n2,v,4\n"

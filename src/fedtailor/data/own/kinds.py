@@ -193,6 +193,7 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "similar_names": "names that differ only by case, spaces or Unicode form",
             "mixed_labels": "label columns with both numbers and text",
             "doubtful_label": "classes whose names may stand for no label, such as NA",
+            "single_rows": "more than 20 classes, most of them in one row only",
             "many_numbers": "more than 30 whole numbers as labels",
         },
     },

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -116,12 +116,6 @@ def unseal(key: bytes, index: int, sealed: bytes, about: bytes) -> bytes | None:
 
 def _nonce(index: int) -> bytes:
     return pack(index) + bytes(8)
-
-
-def point_of(identity: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return the public key of a site (P-384), compressed."""
-    form = serialization.PublicFormat.CompressedPoint
-    return identity.public_key().public_bytes(serialization.Encoding.X962, form)
 
 
 def sign(identity: ec.EllipticCurvePrivateKey, digest: bytes) -> bytes:
