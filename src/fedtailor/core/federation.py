@@ -93,7 +93,7 @@ class Roster:
 
         Examples of a group may all be alike.
         """
-        if not self.test_groups or not self.num_test[client]:
+        if not self.test_groups or not self.test_groups[client]:
             return 1.0
         return self.test_groups[client] / self.num_test[client]
 

@@ -99,12 +99,10 @@ def name_classes(
     num_single = int((np.bincount(y) == 1).sum())
     if len(class_names) > _FEW and None in numbers.values() and 2 * num_single > len(class_names):
         message = (
-            f"{title} holds {len(class_names)} classes, {num_single} of them in one row only, "
+            f"{title} holds {len(class_names)} classes, {num_single} of them in one row only, such "
+            f"as {quoted(class_names[0])}. Perhaps these are names of cases; "
+            f"{option_text('label_column', 'NAME')} takes another column."
         )
-        message += (
-            f"such as {quoted(class_names[0])}. Perhaps these are names or numbers of cases; "
-        )
-        message += f"{option_text('label_column', 'NAME')} takes another column."
         findings.add("single_rows", message)
 
     return tuple(class_names), y
