@@ -42,8 +42,8 @@ class Roster:
     num_test: Sequence[int] = ()
     """Number of test examples of every client."""
     test_groups: Sequence[int] = ()
-    """Number of groups, such as patients, of the test examples of every client; empty: each example
-    is one."""
+    """Number of groups, such as patients, of the test examples of every client, 0 if not known;
+    empty: each example is one."""
     class_names: Sequence[str] = ()
     """Names of the classes; empty: classes have numbers only."""
     conditions: Sequence[str] = ()

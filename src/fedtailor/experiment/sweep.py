@@ -305,6 +305,8 @@ def _count_trials(method: str, space: Space, options: SweepOptions) -> tuple[boo
     trials = options.trials
     if uses_grid or not space:
         trials = min(trials or combinations, combinations)
+    elif combinations and options.sampler != "tpe":
+        trials = min(trials, combinations)  # random trials differ
     if not 1 <= trials <= MOST_TRIALS:
         raise wrong_value("sweep.trials", f"from 1 to {MOST_TRIALS} for {method}", trials)
 
