@@ -287,7 +287,7 @@ class DeployedSite:
         counts = {name: len(part) for name, part in prepared.positions._asdict().items()}
         counts["test_groups"] = prepared.positions.num_test_groups(prepared.site.groups)
         head: dict[str, Any] = {"counts": counts}
-        sizes = {"numbers of examples": 0}
+        sizes = {"numbers of examples and of groups": 0}
         if not run.shows_own:
             # A round loop must know who can train, and a sum hides the rest.
             head["counts"] = {name: min(count, 1) for name, count in counts.items()}
