@@ -140,7 +140,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--list", action="store_true", help="only list the searches")
     _add_data_dir(command)
 
-    command = commands.add_parser("theorem", help="check Theorem 1 of pFedFDA by simulation")
+    command = commands.add_parser("theorem", help="check pFedFDA's expected error by simulation")
     command.set_defaults(command=check_theorem)
     _add_figure_file(command)
 
@@ -429,7 +429,7 @@ def _in_points(interval: Interval | None) -> str:
 
 
 def check_theorem(options: argparse.Namespace) -> None:
-    """Print the largest difference of Theorem 1 from a simulation, and write its figure if asked.
+    """Print how far simulated errors are from the expected one, and write the figure if asked.
 
     Altair takes a while to load, so what draws with it is imported here.
     """

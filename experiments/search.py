@@ -3,8 +3,8 @@
 Zhu et al. 2023, "Confidence-aware personalized federated learning via variational expectation
 maximization", CVPR, appendix C. The paper searches with 100 clients and does not print what it
 chose, nor by which examples. Here a fifth of every client's training examples chooses, and trials
-that lag behind get fewer rounds. Every method gets the same number of trials, since the best of
-more trials is higher by chance; of a larger grid, they are drawn at random.
+that lag behind get fewer rounds. A search has at most 27 trials, since the best of more is higher
+by chance; of a larger grid, they are drawn at random.
 ``experiments/PAPER/trials.csv`` has every trial.
 """
 

@@ -1,4 +1,4 @@
-"""Theorem 1 of pFedFDA: the error of a mean between a client's own and the global one.
+"""The expectation in the proof of pFedFDA's Theorem 1: the error of a blended mean.
 
 McLaughlin and Su 2024, "Personalized federated learning via feature distribution adaptation",
 NeurIPS, section 4 and appendix E. Features of client k are N(theta_k, Sigma_k); of n_k examples it
@@ -11,6 +11,7 @@ has the mean mu_k, and mu_g is the mean of all N examples. The client takes
 with theta_g and Sigma_g the means of theta_k and Sigma_k weighted by n_k / N. The appendix prints
 n_k^2 / N^2 as weights of Sigma_g. That is not the matrix that its own derivation goes on with: the
 variance of mu_g is that of N independent examples, Sigma_g / N, with the weights n_k / N only.
+Theorem 1 itself bounds the error with high probability, and is not checked.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Point(NamedTuple):
 
     @property
     def expected(self) -> float:
-        """The error by the theorem."""
+        """The expected error."""
         return self.bias + self.variance
 
 
@@ -70,7 +71,7 @@ def make_clients(size: int, seed: int = 0) -> Clients:
 
 
 def expected_error(clients: Clients, beta: float) -> tuple[float, float]:
-    """Return bias and variance of the first client's mean, by the theorem."""
+    """Return bias and variance of the first client's mean, as expected."""
     total = clients.sizes.sum()
     share = clients.sizes / total
     theta_g = share @ clients.means
@@ -142,7 +143,7 @@ def figure(points_by_size: Mapping[int, Sequence[Point]]) -> Figure:
         name="theorem-1",
         title="A mean between a client's own and the global one",
         caption="The expected squared error of the mean of a client's features, over the weight "
-        f"beta of its own mean. Lines: Theorem 1. Dots: the mean of {_DRAWS:,} simulations with "
+        f"beta of its own mean. Lines: the expectation. Dots: means of {_DRAWS:,} simulations with "
         f"{_FEATURES} features and {len(_OTHERS)} other clients ({total:,} examples in the first "
         "panel). The more examples a client has, the larger the best beta.",
         panels=panels,
