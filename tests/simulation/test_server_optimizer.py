@@ -8,7 +8,6 @@ import torch
 from contract.cases import build
 from federations import make_federation, perceptron
 from fedtailor.algorithms import ALGORITHMS
-from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Field, Reduced
 from fedtailor.core.schedule import Schedule
@@ -24,9 +23,34 @@ ETA, B1, B2, TAU = 0.3, 0.7, 0.8, 0.01
 OPTIONS = {"server_lr": ETA, "server_momentum": B1, "server_beta2": B2, "server_epsilon": TAU}
 MEANS = torch.tensor([[1.0, -2.0], [0.5, 0.1], [3.0, -2.5], [0.0, 0.0]], dtype=torch.float64)
 """Of a parameter with two numbers, in four rounds."""
-WITH_ITS_OWN_RULE = {
-    name for name in ALGORITHMS if type(build(name)).aggregate is not Algorithm.aggregate
-}
+AVERAGING = [
+    "apfl",
+    "ditto",
+    "fedala",
+    "fedavg",
+    "fedavg_ft",
+    "fedbabu",
+    "fedbn",
+    "fedcr",
+    "fedem",
+    "fedlda",
+    "fedpac",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "fedrod",
+    "fedsr",
+    "ifca",
+    "knn_per",
+    "lg_fedavg",
+    "moon",
+    "mr_mtl",
+    "perfedavg",
+    "pfedfda",
+    "pfedgp",
+    "pfedvem",
+]
+"""Methods whose next model is the mean of models."""
 
 
 @pytest.fixture
@@ -104,15 +128,14 @@ def test_what_nobody_sent_stays_with_its_moments():
     assert torch.allclose(third["w"], second["w"] + ETA * momentum)
 
 
-def test_without_momentum_and_with_rate_one_sgd_is_the_mean(federation):
-    plain = run(build("fedavg"), Reference(), federation)
+@pytest.mark.parametrize("algorithm", quick(AVERAGING, "fedavg", "pfedfda"))
+def test_without_momentum_and_with_rate_one_sgd_is_the_mean(algorithm, federation):
+    plain = run(build(algorithm), Reference(), federation)
     step = {"server_optimizer": "sgd", "server_momentum": 0.0}
-    assert_close_runs(plain, run(build("fedavg"), Reference(), federation, **step))
+    assert_close_runs(plain, run(build(algorithm), Reference(), federation, **step))
 
 
-@pytest.mark.parametrize(
-    "algorithm", quick(sorted(set(ALGORITHMS) - WITH_ITS_OWN_RULE - {"local"}), "fedavg", "fedrep")
-)
+@pytest.mark.parametrize("algorithm", quick(AVERAGING, "fedavg", "fedrep", "fedpac"))
 def test_engines_agree_for_every_method_that_averages(algorithm, federation):
     options = {"server_optimizer": "yogi", **OPTIONS}
     runs = [
@@ -125,7 +148,7 @@ def test_engines_agree_for_every_method_that_averages(algorithm, federation):
         assert_same_bits(runs[0].numbers(), plain.numbers())
 
 
-@pytest.mark.parametrize("algorithm", sorted(WITH_ITS_OWN_RULE | {"local"}))
+@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - set(AVERAGING)))
 def test_a_method_without_a_mean_of_models_refuses(algorithm, federation):
     with pytest.raises(ConfigError) as error:
         run(build(algorithm), Reference(), federation, server_optimizer="adam")

@@ -183,6 +183,11 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
         return self.statistics == "pooled"
 
     @property
+    def averages_models(self) -> bool:
+        """Say that bodies are averaged; the Gaussian is made beside them."""
+        return True
+
+    @property
     def unbounded_options(self) -> dict[str, str]:
         """Options whose values let more of an example reach uploads than noise can hide."""
         options = {}

@@ -144,6 +144,11 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     classes are shared."""
 
     @property
+    def averages_models(self) -> bool:
+        """Say that bodies are averaged; the Gaussians of classes are multiplied beside them."""
+        return True
+
+    @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Tune the head."""
         return [ft.FineTuning("head", epochs=self.head_epochs)]

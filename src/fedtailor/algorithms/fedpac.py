@@ -87,6 +87,11 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     """Epochs of a new client's head."""
 
     @property
+    def averages_models(self) -> bool:
+        """Say that bodies are averaged; heads and class means are combined beside them."""
+        return True
+
+    @property
     def adaptation(self) -> list[ft.Adaptation]:
         """Tuning of the head."""
         return [ft.FineTuning("head", epochs=self.finetune_epochs)]

@@ -178,6 +178,16 @@ class Algorithm(ABC, Generic[S, C, P]):
         return received
 
     @property
+    def averages_models(self) -> bool:
+        """Return whether the mean of the clients' models is all that the next model is made of.
+
+        Then a server optimizer can take the step towards this mean. By default where ``aggregate``
+        is inherited. A method with its own ``aggregate`` says True if that one treats only what
+        comes beside the models in another way.
+        """
+        return type(self).aggregate is Algorithm.aggregate
+
+    @property
     def adaptation(self) -> Sequence[Adaptation]:
         """What ``personalize`` does with a client's data, in order; empty: nothing."""
         return ()

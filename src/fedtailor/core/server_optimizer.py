@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import tree
-from fedtailor.core.algorithm import Algorithm, AnyAlgorithm
+from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.message import Messages, Received, Reduced, spread
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
@@ -132,7 +132,7 @@ def make_server_optimizer(
     """
     messages = algorithm.messages(task)
     reason = ""
-    if type(algorithm).aggregate is not Algorithm.aggregate:
+    if not algorithm.averages_models:
         reason = "its server has a rule of its own for the next model"
     elif not _averaged_models(messages):
         reason = "its server averages no model"
