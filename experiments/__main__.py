@@ -369,8 +369,8 @@ def _print_table(paper: Paper, table: str, rows: list[Row]) -> None:
     recorded = [row for row in rows if row.records]
     if recorded:
         head = ["column", "method", "score", "model", "figure", "seeds", "printed", "ours"]
-        head += ["deviation", "difference", "tolerance", "verdict", "program", "verdict", "best"]
-        head += ["verdict"]
+        head += ["deviation", "difference", "tolerance", "verdict", "program", "by program", "best"]
+        head += ["by best"]
         print_columns(head, [_cells_of_row(row) for row in recorded])
 
     if len(recorded) < len(rows):
@@ -488,7 +488,17 @@ def print_calibration(options: argparse.Namespace) -> None:
 
     paper = load_paper("fedcr", options.folder)
     measured = table(paper, "figure_3d", read_records("fedcr", options.folder))
+    if not measured.rows:
+        raise UsageError(
+            "figure_3d of fedcr has no record yet: python -m experiments run fedcr figure_3d.",
+            key="table",
+        )
+
     print_columns(measured.columns, measured.rows)
+
+
+def _has_grids(name: str, options: argparse.Namespace) -> bool:
+    return bool(load_paper(name, options.folder).searches)
 
 
 def search_grids(options: argparse.Namespace) -> None:
@@ -499,7 +509,11 @@ def search_grids(options: argparse.Namespace) -> None:
     paper = load_paper(options.paper, options.folder)
     names = list(paper.searches)
     if not names:
-        raise ConfigError(f"{paper.name} has no grids to search.", key="paper")
+        others = [name for name in paper_names(options.folder) if _has_grids(name, options)]
+        raise ConfigError(
+            f"{paper.name} has no grids to search; these have some: {', '.join(others)}.",
+            key="paper",
+        )
     if options.method:
         find_search(paper, options.method)
         names = [options.method]

@@ -28,6 +28,8 @@ _BY_CLASS = ("recall", "by_class", "confusion")
 
 FEW_SEEDS = 3
 """Seeds of a run near the printed number."""
+_LONGEST_GAP = 5
+"""Rounds from one scored round to the next, as in pFedVEM's code, for a best round to compare."""
 _FIGURES_OF_CURVES = ("mean", "pooled")
 _ROUNDING = 1e-9
 """A difference of exactly the tolerance must not be outside because of floating-point numbers."""
@@ -90,8 +92,13 @@ class Row:
 
     @property
     def best_verdict(self) -> str | None:
-        """The same of our best round; None if the released code does not print many rounds."""
-        if not self.cell.paper.source.prints_rounds:
+        """The same of our best round.
+
+        None if the released code does not print many rounds, or if we scored too few to compare.
+        """
+        rounds = self.cell.values["federation"]["rounds"]
+        is_dense = _LONGEST_GAP * self.scored_rounds >= rounds
+        if not self.cell.paper.source.prints_rounds or not is_dense:
             return None
 
         return self._judge(self.best_of_rounds, self.printed.value)

@@ -25,6 +25,7 @@ SHAPE = (3, 32, 32)
 CLASSES = 10
 TASK = Task(build_model(MODEL, SHAPE, CLASSES), CLASSES, SHAPE)
 OTHER_MODELS = {"fedbn": "wideresnet16"}  # where the usual model would hide what the method does
+ROUNDS = {"pfedhn": 200}  # for the examples; its server learns slowly
 WEIGHTS = {
     "num_train": "number of training examples",
     "class_counts": "number of training examples of each class",
@@ -214,7 +215,7 @@ def example(cls: type, name: str) -> str:
     """Return the commands that run it: with its defaults, and with every preset that differs."""
     command = f"fedtailor run --algorithm {name} --dataset digits --clients 20"
     if not cls.exchanges:
-        command += " --rounds 20"
+        command += f" --rounds {ROUNDS.get(name, 20)}"
     presets = [preset for preset, values in cls.presets.items() if values]
     others = [f"{command} --set algorithm.preset={preset}" for preset in presets]
     return "\n".join(["## Try it\n", "```console", command, *others, "```"])

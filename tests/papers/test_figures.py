@@ -1,12 +1,14 @@
 """The figures of the papers: what is measured on trained models, and what is drawn of records."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from experiments import calibration, features, search
 from experiments.__main__ import main
 from experiments.curve import figure
-from experiments.paper import load_paper
+from experiments.paper import FOLDER, load_paper
 from experiments.records import read_records
 from experiments.search import read_trials
 from experiments.sizes import SETTINGS, draw_sizes, table
@@ -128,6 +130,17 @@ def test_a_table_without_a_figure_or_a_record_is_refused(folder, capsys):
     assert "run small beta" in capsys.readouterr().err
     assert main(["figure", "small", "plain"], folder) == 2
     assert "features, beta" in capsys.readouterr().err
+
+
+def test_calibration_without_records_and_a_paper_without_grids_are_refused(tmp_path, capsys):
+    for name in ("fedcr", "pfedvem"):
+        (tmp_path / name).mkdir()
+        shutil.copy(FOLDER / name / "paper.toml", tmp_path / name)
+
+    assert main(["calibration"], tmp_path) == 2
+    assert "run fedcr figure_3d" in capsys.readouterr().err
+    assert main(["search", "fedcr"], tmp_path) == 3
+    assert "these have some: pfedvem" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)

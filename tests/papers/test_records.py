@@ -34,6 +34,7 @@ year = 2024
 
 [base]
 data = {clients = 4}
+federation = {rounds = 10}
 
 [columns.a]
 label = "A"
@@ -188,6 +189,12 @@ def test_another_program_and_the_best_round_have_verdicts_of_their_own(tmp_path)
     program, best, few = other_shares(judged_numbers(paper, records))
     assert program.startswith("1 of 1 numbers") and "1 of 2 numbers" in best
     assert few.startswith("1 runs")
+
+    longer = load(tmp_path, text.replace("rounds = 10", "rounds = 11"))
+    few_rounds = [
+        {**one, "digest": expand(longer, "1", one["column"], "local").digest} for one in records
+    ]
+    assert find_row(longer, few_rounds, "b").best_verdict is None
 
     silent = load(tmp_path, text.replace("prints_rounds = true", ""))
     assert find_row(silent, records, "b").best_verdict is None

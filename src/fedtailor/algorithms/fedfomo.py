@@ -13,8 +13,9 @@ from b_i again. The server adds the weights to the affinities P_in, and chooses 
 for each of the M, with probability epsilon any other client's, else that of the largest affinity.
 
 Messages: down ``peers`` (M models: M times FedAvg) and ``clients`` (whose they are); up ``model``
-and ``weights`` (w_n / |sum_m w_m| of the M models, with their clients), which the server sees of
-every single client. A client so receives models of other clients, and so could whoever is one.
+and ``weights`` (w_n of the M models, with their clients, over |sum_m w_m|, where the sum has the
+client's own last model too), which the server sees of every single client. A client so receives
+models of other clients, and so could whoever is one.
 
 Deviations (P: paper, C: released code):
 * |theta - b| is the Euclidean distance of all parameters; C's default is the sum of absolute
