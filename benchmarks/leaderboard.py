@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 
 from benchmarks.records import RESULTS
@@ -26,8 +27,8 @@ from fedtailor.experiment.leaderboard import (
 RECORDS = RESULTS / "leaderboard.jsonl"
 
 
-def main() -> None:
-    """Run what is missing, or say what is."""
+def main() -> int:
+    """Run what is missing, or say what is; return 1 if a cell failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -46,7 +47,7 @@ def main() -> None:
 
         figure = figure_of(read_board(RECORDS))
         options.figure.write_bytes(picture(figure, options.figure.suffix.removeprefix(".")))
-        return
+        return 0
 
     cells = make_cells(options.methods, only=options.only)
     records = read_board(RECORDS)
@@ -61,7 +62,7 @@ def main() -> None:
             print(f"{federation:20} {number:5.1f} h")
         print(f"{'together':20} {sum(hours.values()):5.1f} h")
     else:
-        run_cells(
+        failures = run_cells(
             cells,
             RECORDS,
             data_dir=options.data_dir,
@@ -69,7 +70,10 @@ def main() -> None:
             hours=options.hours,
             say=print,
         )
+        return 1 if failures else 0
+
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

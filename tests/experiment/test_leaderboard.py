@@ -290,11 +290,19 @@ def test_more_trials_than_others_are_refused():
         make_cells(["ditto"], values={"training.lr": [0.1, 0.2, 0.3], "ditto.penalty": [1, 2]})
 
 
-@pytest.mark.parametrize("line", ["{", "[]", json.dumps({"version": 0, "name": "a"})])
-def test_damaged_records_are_refused(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        (json.dumps({"name": "a"}), "a line lacks version, protocol, federation"),
+        (json.dumps({"version": 1, "name": "a"}), "records of version 1"),
+    ],
+)
+def test_damaged_and_older_records_are_refused(tmp_path: Path, line: str, sentence: str) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(f"{line}\n")
-    with pytest.raises(DataError, match=r"records\.jsonl"):
+    with pytest.raises(DataError, match=rf"records\.jsonl.*{sentence}"):
         read_board(path)
 
 

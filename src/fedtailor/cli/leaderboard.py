@@ -20,6 +20,7 @@ from fedtailor.cli.options import (
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
 from fedtailor.core.errors import RunError
+from fedtailor.core.text import counted
 
 if TYPE_CHECKING:
     from fedtailor.experiment.leaderboard import Cell
@@ -61,8 +62,9 @@ class CellOptions(NamedTuple):
         float | None,
         number_option(
             "--hours",
-            "No cell begins after so many hours (default: all that are missing).",
+            "Begin no cell after so many hours (default: no limit).",
             kind=float,
+            at_least=0,
         ),
     ] = None
 
@@ -89,8 +91,8 @@ def run(
 ) -> None:
     """Run the cells that have no record.
 
-    A cell is a method on a federation in one repetition. Its options are chosen on validation
-    examples, among as many combinations as every method has. Interrupted cells are resumed.
+    A cell is a method on a federation in one repetition. It tries up to four combinations of
+    options, and validation examples choose. Interrupted cells are resumed.
 
     Example: fedtailor leaderboard run fedavg ditto --only digits/
     """
@@ -151,7 +153,9 @@ def show(
     out: Annotated[
         str,
         text_option(
-            "FILE", "Write the page as Markdown, and its figure beside it as PNG, instead."
+            "FILE",
+            "Write the page in Markdown, with its figure and the list of records beside it, "
+            "instead. What was there is replaced.",
         ),
     ] = "",
     json: Json = False,
@@ -246,7 +250,8 @@ def _print_tables(tables: Sequence[Any]) -> None:
 
 
 def _show_run(result: Mapping[str, Any]) -> None:
-    typer.echo(f"The records are in {result['records']}: fedtailor leaderboard show")
+    if Path(result["records"]).exists():
+        typer.echo(f"The records are in {result['records']}: fedtailor leaderboard show")
     _show_failures(result["failed"])
 
 
@@ -276,4 +281,4 @@ def _show_failures(failures: Mapping[str, str]) -> None:
         by_reason.setdefault(reason, []).append(name)
 
     for reason, names in by_reason.items():
-        typer.echo(f"{len(names)} cells failed, such as {names[0]}: {reason}")
+        typer.echo(f"{counted(len(names), 'cell')} failed, such as {names[0]}: {reason}")

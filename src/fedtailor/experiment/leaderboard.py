@@ -43,6 +43,31 @@ if TYPE_CHECKING:
 
 VERSION = 2
 """Of the protocol and of a record."""
+_NEEDED = (
+    "name",
+    "protocol",
+    "federation",
+    "method",
+    "repetition",
+    "tried",
+    "trials",
+    "chosen",
+    "validation",
+    "engine",
+    "rounds",
+    "evaluation",
+    "uses_validation",
+    "accuracies",
+    "verdicts",
+    "clients",
+    "baselines",
+    "bytes",
+    "split_sha256",
+    "trial_seconds",
+    "processor_seconds",
+    "commit",
+)
+"""Keys of a record that its page needs."""
 TRIALS = 4
 """Combinations of options that are tried for a method, at most."""
 REPETITIONS = 3
@@ -200,6 +225,10 @@ METHODS = tuple(ALGORITHMS)
 ONE_EXCHANGE = ("fed3r", "fedcgs", "fedcof", "fedncm", "one_shot_fda")
 """Methods that train no body: they get the model ``linear``, on pixels, features or columns."""
 
+ONE_MODEL_HERE = ("fedbn", "fedsr")
+"""Methods with which all clients end with the same model here, though not everywhere: there are no
+normalization layers and no fine-tuning."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -321,18 +350,31 @@ def read_board(path: Path) -> dict[str, Record]:
     """Return the records of a file by name; the last one of a name counts.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged, or has records of another version.
     """
     if not path.exists():
         return {}
 
     records = {}
     for record in read_lines(path):
-        if record.get("version") != VERSION:
-            raise damaged(path, f"every line must have the version {VERSION}")
-        records[str(record.get("name"))] = record
+        _check_record(record, path)
+        records[record["name"]] = record
 
     return records
+
+
+def _check_record(record: Record, path: Path) -> None:
+    version = record.get("version")
+    if isinstance(version, int) and version != VERSION:
+        raise DataError(
+            f"'{path}' has records of version {version}, and this program writes version "
+            f"{VERSION}. Give it another file: --records FILE.",
+            path=str(path),
+        )
+
+    absent = [key for key in ("version", *_NEEDED) if key not in record]
+    if absent:
+        raise damaged(path, f"a line lacks {', '.join(absent)}")
 
 
 def is_done(cell: Cell, records: Mapping[str, Record]) -> bool:

@@ -18,6 +18,7 @@ from fedtailor.core.metrics import worst_tenth
 from fedtailor.experiment.leaderboard import (
     FEDERATIONS,
     LOCAL,
+    ONE_MODEL_HERE,
     REPETITIONS,
     Record,
     is_done,
@@ -79,7 +80,7 @@ class Standing:
     megabytes: float | None
     """What a client sends and receives in a run."""
     seconds: float | None
-    """Processor seconds of a run with the chosen options."""
+    """Processor seconds of a trial: the median over repetitions."""
     chosen: Mapping[int, Mapping[str, Any]]
     """Options, by repetition."""
     uses_validation: bool
@@ -138,10 +139,10 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
                 below_alone=None if name == ALONE else _share_below(row, by_alone),
                 verdicts=count_clients(row.records),
                 megabytes=_mean_or_none([_megabytes(record) for record in row.records]),
-                seconds=_mean_or_none(list(map(run_seconds, row.records))),
+                seconds=_median_or_none(list(map(seconds_of_trial, row.records))),
                 chosen={record["repetition"]: record["chosen"] for record in row.records},
                 uses_validation=any(record["uses_validation"] for record in row.records),
-                is_one_model=any(record["evaluation"] == "global" for record in row.records),
+                is_one_model=any(map(_is_one_model, row.records)),
                 better_than=tuple(other for other, sign in against.items() if sign > 0),
                 worse_than=tuple(other for other, sign in against.items() if sign < 0),
                 unclear=tuple(other for other, sign in against.items() if sign == 0),
@@ -180,7 +181,11 @@ def _kind(name: str, records: Sequence[Record]) -> str:
     if records[0]["rounds"] <= _FEW_EXCHANGES:
         return FEW_EXCHANGES
 
-    return GLOBAL if records[0]["evaluation"] == "global" else PERSONAL
+    return GLOBAL if _is_one_model(records[0]) else PERSONAL
+
+
+def _is_one_model(record: Record) -> bool:
+    return record["evaluation"] == "global" or record["method"] in ONE_MODEL_HERE
 
 
 def known_of(accuracies: Accuracies) -> list[float]:
@@ -212,16 +217,17 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
     return mean(numbers) if numbers else None
 
 
-def run_seconds(record: Record) -> float | None:
-    """Return the processor seconds of the chosen run; None if the cell was interrupted.
+def _median_or_none(values: Sequence[float | None]) -> float | None:
+    numbers = known_of(values)
+    return statistics.median(numbers) if numbers else None
 
-    They are its share of those of all trials, by the clock.
-    """
-    if record["processor_seconds"] is None or record["trial_seconds"] == 0:
+
+def seconds_of_trial(record: Record) -> float | None:
+    """Return the processor seconds of a trial, their mean; None if the cell was interrupted."""
+    if record["processor_seconds"] is None:
         return None
 
-    share: float = record["seconds"] / record["trial_seconds"]
-    return share * record["processor_seconds"]  # type: ignore[no-any-return]
+    return float(record["processor_seconds"]) / len(record["trials"])
 
 
 def count_clients(records: Sequence[Record]) -> dict[Verdict, int]:
@@ -378,7 +384,7 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
         "below alone",
         "clients better / unclear / worse than alone",
         "MB a client",
-        "core seconds",
+        "core seconds a trial",
         "rows it beats / unclear / beaten by",
         "chosen",
     ]

@@ -6,7 +6,6 @@ first of a list. No torch.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from fedtailor.experiment.leaderboard import LOCAL
@@ -111,7 +110,7 @@ def _for_few_exchanges(ranks: Ranks, tables: Mapping[str, _Table]) -> str:
     if ratios:
         words.append(
             f"A run of {trained}, which ranks best of those that train a model per client in "
-            f"rounds, moves {statistics.median(ratios):.0f} times as many bytes (median)."
+            f"rounds, moves {min(ratios):.0f} to {max(ratios):.0f} times as many bytes."
         )
     return " ".join(words)
 

@@ -22,7 +22,6 @@ from fedtailor.experiment.leaderboard import (
 from fedtailor.report.charts import (
     CONTRAST,
     INK,
-    MAIN,
     QUIET,
     Chart,
     inline,
@@ -50,7 +49,8 @@ from fedtailor.report.leaderboard_advice import advice_of
 from fedtailor.report.leaderboard_records import anchor_of, records_page_of
 from fedtailor.report.parts import Figure, Panel, ReportTable
 
-_SHAPES = ("circle", "square", "diamond")
+_COLORS = ("var(--s0)", "var(--s1)", "var(--s2)", QUIET)
+_SHAPES = ("circle", "square", "diamond", "cross")
 _FEWEST_MARKS = 3
 """Of a panel of the figure, and of what is said in short."""
 _NAME_WIDTH = 0.3
@@ -65,7 +65,8 @@ _MOST_RANKS = 8
 _TITLE = "Accuracy of the models that clients end with, against their cost"
 _CAPTION = (
     "A mark is a method, its accuracy the mean over clients and repetitions. Named are methods "
-    "that no other one beats at less cost, as far as there is room. Dashed: the same model trained "
+    "that no other one beats at less cost, as far as there is room. Pale marks do not have all "
+    "repetitions yet. Dashed: the same model trained "
     "alone (local). Dotted: the best simple model of each client (alone). Where there are two "
     "federations or more, the last panel has mean ranks, with Nemenyi's critical difference as a "
     "bar."
@@ -75,9 +76,11 @@ _CAPTION = (
 def figure_of(records: Mapping[str, Record]) -> Figure:
     """Return accuracy against bytes and against seconds on every federation, and mean ranks."""
     panels = []
+    kinds = {}
     for federation in federations_of(records):
         rows = standings(records, federation)
-        for field, title in (("megabytes", "MB a client"), ("seconds", "core seconds of a run")):
+        kinds |= {row.name: row.kind for row in rows}
+        for field, title in (("megabytes", "MB a client"), ("seconds", "core seconds a trial")):
             drawn = _with_cost(rows, field)
             if len(drawn) >= _FEWEST_MARKS:
                 chart = _scatter(rows, drawn, field, title)
@@ -86,7 +89,7 @@ def figure_of(records: Mapping[str, Record]) -> Figure:
     ranks = rank_methods(records)
     if ranks.critical_difference is not None:
         subtitle = f"over {', '.join(ranks.federations)}"
-        panels.append(Panel(chart=_rank_chart(ranks), title="Mean rank", subtitle=subtitle))
+        panels.append(Panel(chart=_rank_chart(ranks, kinds), title="Mean rank", subtitle=subtitle))
 
     return Figure(
         name="leaderboard",
@@ -113,13 +116,10 @@ def _scatter(rows: Sequence[Standing], drawn: Sequence[Standing], field: str, ti
                 "kind": row.kind,
                 "cost": getattr(row, field),
                 "accuracy": 100 * row.accuracy.mean,
+                "is_complete": row.repetitions == REPETITIONS,
             }
         )
 
-    # Those without a federation have no cost, and are lines.
-    kinds = list(KINDS[:-1])
-    legend = alt.Legend(title=None, columns=3)
-    colors = [f"var(--s{number})" for number in range(len(kinds))]
     base = alt.Chart(inline(points), height=230).encode(
         x=alt.X(
             "cost:Q",
@@ -129,11 +129,9 @@ def _scatter(rows: Sequence[Standing], drawn: Sequence[Standing], field: str, ti
         ),
         y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False, padding=14)),
     )
-    marks = base.mark_point(filled=True, size=70, opacity=0.85).encode(
-        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=colors), legend=legend),
-        shape=alt.Shape(
-            "kind:N", scale=alt.Scale(domain=kinds, range=list(_SHAPES)), legend=legend
-        ),
+    marks = base.mark_point(filled=True, size=70).encode(
+        **_look_of_kinds(),
+        opacity=alt.condition("datum.is_complete", alt.value(0.85), alt.value(0.3)),
         tooltip=[
             tooltip("name", "method"),
             tooltip("accuracy", "accuracy, %", ".1f"),
@@ -148,6 +146,17 @@ def _scatter(rows: Sequence[Standing], drawn: Sequence[Standing], field: str, ti
         layers.append(rule.encode(y="accuracy:Q"))
 
     return alt.LayerChart(layer=layers)
+
+
+def _look_of_kinds() -> dict[str, Any]:
+    """Return color and shape of the kinds of methods, the same in all panels."""
+    legend = alt.Legend(title=None, columns=len(KINDS), orient="top")
+    colors = alt.Scale(domain=list(KINDS), range=list(_COLORS))
+    shapes = alt.Scale(domain=list(KINDS), range=list(_SHAPES))
+    return {
+        "color": alt.Color("kind:N", scale=colors, legend=legend),
+        "shape": alt.Shape("kind:N", scale=shapes, legend=legend),
+    }
 
 
 def _front(rows: Sequence[Standing], field: str) -> list[Standing]:
@@ -177,17 +186,27 @@ def _with_room(front: Sequence[Standing], drawn: Sequence[Standing], field: str)
     return [row.name for row in named]
 
 
-def _rank_chart(ranks: Ranks) -> Chart:
-    """Draw a mark for every method's mean rank, and the critical difference as a bar."""
+def _rank_chart(ranks: Ranks, kinds: Mapping[str, str]) -> Chart:
+    """Draw a mark for every method's mean rank, and the critical difference as a bar.
+
+    Args:
+        ranks: of the methods.
+        kinds: of the methods, by name.
+    """
     names = labels(ranks.mean_rank)
     values = list(ranks.mean_rank.values())
-    rows = [{"label": label, "rank": rank} for label, rank in zip(names, values, strict=True)]
+    rows = []
+    for name, label in zip(ranks.mean_rank, names, strict=True):
+        rows.append({"label": label, "rank": ranks.mean_rank[name], "kind": kinds[name]})
+
     axis = alt.Axis(title=None, labelLimit=170, labelColor=INK)
     y = alt.Y("label:N", axis=axis, scale=alt.Scale(domain=names, paddingInner=0.3))
     x = alt.X("rank:Q", title="mean rank", scale=alt.Scale(zero=False, padding=10))
     base = alt.Chart(inline(rows), height=18 * len(rows))
     tips = [tooltip("label", "method"), tooltip("rank", "mean rank", ".2f")]
-    marks = base.mark_circle(size=60, color=MAIN, opacity=1).encode(x=x, y=y, tooltip=tips)
+    marks = base.mark_point(filled=True, size=60, opacity=1).encode(
+        **_look_of_kinds(), x=x, y=y, tooltip=tips
+    )
 
     # From the first method on: those within it are not told apart from it.
     end = values[0] + (ranks.critical_difference or 0.0)

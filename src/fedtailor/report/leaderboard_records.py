@@ -18,7 +18,7 @@ from fedtailor.report.leaderboard import (
     count_clients,
     federations_of,
     known_of,
-    run_seconds,
+    seconds_of_trial,
 )
 from fedtailor.report.parts import NOTHING
 from fedtailor.report.statistics import mean
@@ -84,17 +84,22 @@ def _record_in_words(record: Record, local: Record | None) -> str:
 
     below = clients_below(record, record["baselines"][ALONE])
     facts.append(f"less accurate than alone at {_clients(below)}")
-    seconds = run_seconds(record)
+    seconds = seconds_of_trial(record)
     commit = record["commit"] or NOTHING  # an installed package has none
     facts.append(
-        f"{record['engine']}, {NOTHING if seconds is None else round(seconds, 1)} core seconds of "
-        f"{record['processor_seconds'] or NOTHING} for all trials, commit "
-        f"{commit[:8]}, protocol {record['protocol']}, split "
+        f"{record['engine']}, {NOTHING if seconds is None else round(seconds, 1)} core seconds a "
+        f"trial, commit {_short(commit)}, protocol {record['protocol']}, split "
         f"{record['split_sha256'][:12]}"
     )
     facts = [f"* {fact}" for fact in facts]
     title = f"**Repetition {record['repetition']}**"
     return "\n".join([title, "", *facts, "", "```sh", command_of(record), "```"])
+
+
+def _short(commit: str) -> str:
+    """Return the beginning of a commit's name, and whether files were changed after it."""
+    name, changes, _ = commit.partition("+")
+    return f"{name[:8]} with changes" if changes else name[:8]
 
 
 def _verdicts_in_words(record: Record) -> str:
