@@ -76,7 +76,7 @@ _CAPTION = (
 def figure_of(records: Mapping[str, Record]) -> Figure:
     """Return accuracy against bytes and against seconds on every federation, and mean ranks."""
     panels = []
-    kinds = {}
+    kinds: dict[str, str] = {}
     for federation in federations_of(records):
         rows = standings(records, federation)
         kinds |= {row.name: row.kind for row in rows}
