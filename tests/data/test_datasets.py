@@ -355,6 +355,14 @@ def test_hospitals_are_domains_and_cells_without_a_measurement_are_empty(tmp_pat
     assert np.flatnonzero(np.isnan(dataset.x[1])).tolist() == [3, 4, 5, 6, 10, 11, 12]
 
 
+def test_a_cell_that_is_no_number_is_named(tmp_path: Path) -> None:
+    digit_files.write_heart(tmp_path)
+    path = tmp_path / HEART
+    path.write_text(path.read_text().replace("145.0", "high"))
+    with pytest.raises(DataError, match=r"a number or \? as trestbps in line 1, got 'high'"):
+        load_dataset("heart", tmp_path)
+
+
 def test_people_are_domains_and_overlapping_windows_stay_together(
     tmp_path: Path, generator: np.random.Generator
 ) -> None:

@@ -7,6 +7,7 @@ Disease", UCI Machine Learning Repository.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,19 @@ def load(files: Files) -> Dataset:
     )
 
 
+def _numbers_of(cells: Sequence[str], line: int, path: Path) -> list[float]:
+    """Return the cells of a line as numbers; NaN: the cell is empty."""
+    numbers = []
+    for name, cell in zip((*_COLUMNS, "diagnosis"), cells, strict=True):
+        try:
+            numbers.append(float("nan" if cell.strip() == "?" else cell))
+        except ValueError:
+            allowed = f"a number or ? as {name} in line {line}"
+            raise wrong_content(path, allowed, repr(cell)) from None
+
+    return numbers
+
+
 def _read(text: str, path: Path) -> np.ndarray:
     """Return the cells of a hospital and the diagnosis, (rows, 14); NaN: the cell is empty."""
     rows = []
@@ -73,7 +87,7 @@ def _read(text: str, path: Path) -> np.ndarray:
             allowed = f"{len(_COLUMNS) + 1} values divided by commas in line {number}"
             raise wrong_content(path, allowed, f"{len(cells)}")
 
-        rows.append([float("nan" if cell.strip() == "?" else cell) for cell in cells])
+        rows.append(_numbers_of(cells, number, path))
 
     if not rows:
         raise wrong_content(path, "a line for each patient", "none")
