@@ -251,7 +251,8 @@ def test_federations_without_their_encoder_are_passed_over(small, monkeypatch):
     monkeypatch.setattr(leaderboard, "FEDERATIONS", {"small": BoardFederation("digits", sections)})
     said = []
     failures = run(small, "local", "fedavg", say=said.append)
-    assert len(failures) == 6 and len(said) == 2 and "nowhere" in said[1]
+    assert len(failures) == 6 and len(said) == 2
+    assert "nowhere" in said[1] and "need a clone of the repository" in said[1]
 
 
 def test_a_board_without_optuna_stops_at_once(small, monkeypatch):

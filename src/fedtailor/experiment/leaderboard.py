@@ -78,6 +78,10 @@ SIMPLEST = ("majority", "logistic_regression")
 """Baselines of pictures and features."""
 _OF_THE_DATA = ("data.dir", "data.encoder")
 """Keys of errors that concern the data of a federation, and no method."""
+_NEEDS_CLONE = (
+    "Federations on features need a clone of the repository: make leaderboard, in its root, "
+    "installs the encoder."
+)
 Record = dict[str, Any]
 
 
@@ -440,11 +444,12 @@ def run_cells(
         try:
             record, folder = run_cell(cell, overrides, work)
         except (ConfigError, DataError, RunError) as error:
-            failures[cell.name] = str(error)
-            say(f"{cell.name} failed: {error}")
+            reason = f"{error} {_NEEDS_CLONE}" if error.key == "data.encoder" else str(error)
+            failures[cell.name] = reason
+            say(f"{cell.name} failed: {reason}")
             # Files, or an encoder, are missing for all methods alike.
             if error.key in _OF_THE_DATA:
-                without_data[cell.federation] = str(error)
+                without_data[cell.federation] = reason
             continue
 
         # Only what has its line is not needed any more.
