@@ -47,9 +47,9 @@ seeds (PFLlib: repetitions) ± the standard error, and the range.
   step of the own model has no gradient: the own model changes only when the mixture replaces it
   after a round. PFLlib moves the mixing weight on every batch and replaces the own model by the
   mixture after every round. Ours follows the paper. No experiment here divides that.
-* **What remains.** With whole batches, ours is {above_pfllib} points above PFLlib in Ditto and APFL;
-  with whole epochs, {above_fluke} points above fluke in all four methods. Besides APFL's reason, we
-  do not know why.
+* **What remains.** With whole batches, ours is {above_pfllib} points above PFLlib in Ditto and
+  APFL; with whole epochs, {above_fluke} points above fluke in all four methods. Besides APFL's
+  reason, we do not know why.
 
 `python -m benchmarks.peers.accuracy` measures all; its records are
 `benchmarks/results/{benchmark}.jsonl`."""
