@@ -135,6 +135,13 @@ def test_without_momentum_and_with_rate_one_sgd_is_the_mean(algorithm, federatio
     assert_close_runs(plain, run(build(algorithm), Reference(), federation, **step))
 
 
+def test_a_gaussian_of_pooled_sums_stays_beside_the_step(federation):
+    pooled = build("pfedfda", statistics="pooled")
+    plain = run(pooled, Reference(), federation)
+    step = {"server_optimizer": "sgd", "server_momentum": 0.0}
+    assert_close_runs(plain, run(pooled, Reference(), federation, **step))
+
+
 @pytest.mark.parametrize("algorithm", quick(AVERAGING, "fedavg", "fedrep", "fedpac"))
 def test_engines_agree_for_every_method_that_averages(algorithm, federation):
     options = {"server_optimizer": "yogi", **OPTIONS}
