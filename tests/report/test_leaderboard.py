@@ -303,9 +303,33 @@ def test_names_in_the_figure_are_those_that_none_beats_at_less_cost():
     assert shown == ["fedncm", "fed3r", "ditto"]
 
 
-def test_the_figure_has_mean_ranks(two_federations):
-    svg = picture(figure_of(two_federations), "svg").decode()
-    assert "knn_per" in svg and "Mean rank" in svg
+def test_marks_are_at_accuracy_and_cost_and_pale_while_repetitions_are_missing(two_federations):
+    del two_federations["digits/ditto/2"]
+    bytes_panel, seconds_panel, *_ = figure_of(two_federations).panels
+    assert (bytes_panel.title, bytes_panel.subtitle) == ("digits", "MB a client")
+    marks = {mark["name"]: mark for mark in marks_of(bytes_panel)}
+    assert set(marks) == {"fedavg", "ditto", "knn_per"}
+    rows = {row.name: row for row in standings(two_federations, "digits")}
+    for name, mark in marks.items():
+        assert mark["accuracy"] == pytest.approx(100 * rows[name].accuracy.mean)
+        assert (mark["cost"], mark["is_complete"]) == (0.3, name != "ditto")
+
+    assert {mark["cost"] for mark in marks_of(seconds_panel)} == {10.0}
+
+
+def test_the_last_panel_has_mean_ranks_in_the_colors_of_the_kinds(two_federations):
+    panel = figure_of(two_federations).panels[-1]
+    marks = {mark["label"]: (mark["rank"], mark["kind"]) for mark in marks_of(panel)}
+    ranks = rank_methods(two_federations).mean_rank
+    assert {name: rank for name, (rank, _) in marks.items()} == ranks
+    assert marks["local"][1] == "without a federation" and marks["fedavg"][1] == "one global model"
+    assert marks["ditto"][1] == "a model per client"
+
+
+def marks_of(panel):
+    """Return the rows of data behind the marks of a panel: the longest of its data sets."""
+    datasets = panel.chart.to_dict()["datasets"].values()
+    return max(datasets, key=len)
 
 
 def test_an_own_method_stands_among_the_others(two_federations):
