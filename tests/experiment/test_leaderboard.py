@@ -252,7 +252,7 @@ def test_federations_without_their_encoder_are_passed_over(small, monkeypatch):
     said = []
     failures = run(small, "local", "fedavg", say=said.append)
     assert len(failures) == 6 and len(said) == 2
-    assert "nowhere" in said[1] and "need a clone of the repository" in said[1]
+    assert "nowhere" in said[1] and "in the root of a clone of the repository" in said[1]
 
 
 def test_a_board_without_optuna_stops_at_once(small, monkeypatch):
@@ -297,7 +297,9 @@ def test_more_trials_than_others_are_refused():
         ("{", "damaged"),
         ("[]", "damaged"),
         (json.dumps({"name": "a"}), "a line lacks version, protocol, federation"),
-        (json.dumps({"version": 1, "name": "a"}), "records of version 1"),
+        (json.dumps({"version": 1, "name": "a"}), "a record of version 1"),
+        (json.dumps({"version": "2"}), "a record of version '2'"),
+        (json.dumps({"version": None}), "a record of version None"),
     ],
 )
 def test_damaged_and_older_records_are_refused(tmp_path: Path, line: str, sentence: str) -> None:

@@ -101,6 +101,17 @@ def test_figures_are_means_over_repetitions():
     assert ditto.worst_tenth == pytest.approx(0.5)
 
 
+def test_methods_that_give_one_model_here_are_no_models_per_client():
+    records = board(
+        record("digits", "fedbn", 0, [0.5, 0.7]),
+        record("digits", "fedsr", 0, [0.5, 0.7]),
+        record("digits", "ditto", 0, [0.5, 0.7]),
+    )
+    kinds = {row.name: (row.kind, row.is_one_model) for row in standings(records, "digits")}
+    assert kinds["fedbn"] == kinds["fedsr"] == ("one global model", True)
+    assert kinds["ditto"] == ("a model per client", False)
+
+
 def test_pairs_are_told_apart_over_the_clients_of_all_repetitions(two_federations):
     by_name = {row.name: row for row in standings(two_federations, "digits")}
     ditto = by_name["ditto"]
@@ -149,6 +160,9 @@ def test_records_name_harmed_clients_and_the_command_that_repeats_them():
 def test_a_record_of_an_installed_package_has_no_commit():
     page = records_page_of(board(record("digits", "local", 0, [0.5, 0.7], commit=None)))
     assert "commit -, protocol" in page
+
+    changed = record("digits", "local", 0, [0.5, 0.7], commit="0123456789abcdef+changes")
+    assert "commit 01234567 with changes, protocol" in records_page_of(board(changed))
 
 
 def test_every_row_of_a_table_leads_to_its_records(two_federations):

@@ -6,12 +6,18 @@ import pytest
 import torch
 
 from contract.cases import build
-from federations import make_federation, perceptron
+from federations import CLASSES, make_federation, perceptron
 from fedtailor.algorithms import ALGORITHMS
+from fedtailor.algorithms.fedpac import FedPAC
+from fedtailor.algorithms.pfedfda import PFedFDA
+from fedtailor.core import tree
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.message import Field, Reduced
+from fedtailor.core.rng import new_key
 from fedtailor.core.schedule import Schedule
-from fedtailor.core.server_optimizer import ServerOptimizer
+from fedtailor.core.server_optimizer import ServerOptimizer, make_server_optimizer
+from fedtailor.core.task import Task
+from fedtailor.models.networks import linear
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.testing.runs import assert_close_runs, assert_same_bits, run
@@ -153,6 +159,49 @@ def test_engines_agree_for_every_method_that_averages(algorithm, federation):
     plain = run(build(algorithm), Reference(), federation)
     with pytest.raises(AssertionError):
         assert_same_bits(runs[0].numbers(), plain.numbers())
+
+
+@pytest.mark.parametrize("name", ["fedcr", "fedlda", "fedpac", "pfedfda"])
+def test_only_the_body_of_methods_with_statistics_takes_the_step(name, federation):
+    algorithm = build(name)
+    task = algorithm.bind(federation.roster.common_task)
+    server = algorithm.init_server(task, new_key(0))
+    optimizer = make_server_optimizer(algorithm, task, Schedule(server_optimizer="adam"))
+
+    fields = algorithm.messages(task)
+    received = {
+        field: Reduced(tree.map(lambda leaf: leaf + 1.0, getattr(server, field)), torch.ones(()))
+        for field in fields
+        if hasattr(server, field)
+    }
+    stepped, _ = optimizer.step(server, received, {})
+    moved = [field for field, mean in received.items() if stepped[field] is not mean]
+    assert moved == ["body"] and set(received) > {"body"}
+
+
+class OtherServer(FedPAC):
+    """A method whose server has another rule."""
+
+    def aggregate(self, server, received, cohort):
+        """Return the server as it was."""
+        return server, ()
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [build("fedcr", aggregate_body=False), OtherServer()],
+    ids=["personal bodies", "another rule"],
+)
+def test_a_method_whose_next_model_is_no_mean_refuses(algorithm, federation):
+    with pytest.raises(ConfigError, match="server_optimizer"):
+        run(algorithm, Reference(), federation, server_optimizer="adam")
+
+
+def test_a_body_without_parameters_cannot_be_moved():
+    bodiless = make_federation(Task(linear((4,), CLASSES), CLASSES, (4,)))
+    frozen = PFedFDA.from_preset("frozen")
+    with pytest.raises(ConfigError, match="averages no model"):
+        run(frozen, Reference(), bodiless, server_optimizer="adam")
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - set(AVERAGING)))

@@ -185,7 +185,7 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     @property
     def averages_models(self) -> bool:
         """Say that bodies are averaged; the Gaussian is made beside them."""
-        return True
+        return type(self).aggregate is GaussianClassifier.aggregate
 
     @property
     def unbounded_options(self) -> dict[str, str]:

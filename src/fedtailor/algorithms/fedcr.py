@@ -146,7 +146,7 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     @property
     def averages_models(self) -> bool:
         """Say that bodies are averaged; the Gaussians of classes are multiplied beside them."""
-        return True
+        return type(self).aggregate is FedCR.aggregate
 
     @property
     def adaptation(self) -> list[ft.Adaptation]:

@@ -89,7 +89,7 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     @property
     def averages_models(self) -> bool:
         """Say that bodies are averaged; heads and class means are combined beside them."""
-        return True
+        return type(self).aggregate is FedPAC.aggregate
 
     @property
     def adaptation(self) -> list[ft.Adaptation]:

@@ -154,8 +154,8 @@ def show(
         str,
         text_option(
             "FILE",
-            "Write the page in Markdown, with its figure and the list of records beside it, "
-            "instead. What was there is replaced.",
+            "Instead, write the page in Markdown, with its figure and the list of records beside "
+            "it. Existing files are replaced.",
         ),
     ] = "",
     json: Json = False,

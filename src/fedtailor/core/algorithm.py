@@ -182,8 +182,8 @@ class Algorithm(ABC, Generic[S, C, P]):
         """Return whether the mean of the clients' models is all that the next model is made of.
 
         Then a server optimizer can take the step towards this mean. By default where ``aggregate``
-        is inherited. A method with its own ``aggregate`` says True if that one treats only what
-        comes beside the models in another way.
+        is inherited. A method whose own ``aggregate`` only treats what comes beside the models in
+        another way says so, for that ``aggregate`` and not for one of a subclass.
         """
         return type(self).aggregate is Algorithm.aggregate
 

@@ -10,8 +10,8 @@ step of an optimizer, with a learning rate eta, and keeps moments of it from rou
   v <- v - (1 - b2) D^2 sign(v - D^2) (Yogi). Reddi et al. 2021, "Adaptive federated optimization",
   ICLR, Algorithm 2. Like there, v begins at tau^2, and no bias is corrected.
 
-Only what clients train by gradients is moved like this. Buffers take their mean, and so do the
-other fields of a method, such as its statistics.
+Only what clients train by gradients is moved like this. Buffers take their mean, and the other
+fields of a method, such as its statistics, become what its ``aggregate`` makes of them.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def make_server_optimizer(
 
 
 def _averaged_models(messages: Messages) -> list[str]:
-    """Return the fields that are means of models."""
+    """Return the fields that are means of models; a body may have no parameters at all."""
     return [
         name
         for name, declared in messages.items()
-        if declared.kind == "model" and declared.reduction == "mean"
+        if declared.kind == "model" and declared.reduction == "mean" and declared.leaf_shapes()
     ]

@@ -79,8 +79,8 @@ SIMPLEST = ("majority", "logistic_regression")
 _OF_THE_DATA = ("data.dir", "data.encoder")
 """Keys of errors that concern the data of a federation, and no method."""
 _NEEDS_CLONE = (
-    "Federations on features need a clone of the repository: make leaderboard, in its root, "
-    "installs the encoder."
+    "Federations on features run in the root of a clone of the repository: make encoder installs "
+    "the encoder there, for .venv/bin/fedtailor."
 )
 Record = dict[str, Any]
 
@@ -368,15 +368,13 @@ def read_board(path: Path) -> dict[str, Record]:
 
 
 def _check_record(record: Record, path: Path) -> None:
-    version = record.get("version")
-    if isinstance(version, int) and version != VERSION:
+    absent = [key for key in ("version", *_NEEDED) if key not in record]
+    if "version" in record and record["version"] != VERSION:
         raise DataError(
-            f"'{path}' has records of version {version}, and this program writes version "
-            f"{VERSION}. Give it another file: --records FILE.",
+            f"'{path}' has a record of version {record['version']!r}, and this program writes "
+            f"version {VERSION}. Use another file.",
             path=str(path),
         )
-
-    absent = [key for key in ("version", *_NEEDED) if key not in record]
     if absent:
         raise damaged(path, f"a line lacks {', '.join(absent)}")
 

@@ -110,7 +110,7 @@ def _for_few_exchanges(ranks: Ranks, tables: Mapping[str, _Table]) -> str:
     if ratios:
         words.append(
             f"A run of {trained}, which ranks best of those that train a model per client in "
-            f"rounds, moves {min(ratios):.0f} to {max(ratios):.0f} times as many bytes."
+            f"rounds, moves {min(ratios):.2g} to {max(ratios):.2g} times as many bytes."
         )
     return " ".join(words)
 

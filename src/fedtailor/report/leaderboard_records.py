@@ -37,8 +37,8 @@ def records_page_of(records: Mapping[str, Record]) -> str:
         "Each command runs one cell again, with the options to choose from, and writes its record "
         f"into `{_AGAIN}`. On the same processor and versions, all of its numbers are the same to "
         "the bit, but those of time. The data are in the folder of `FEDTAILOR_DATA`, or that of "
-        "`--data-dir`. Federations on features need a clone of the repository: run their commands "
-        "in its root, after `make leaderboard` has installed the encoder.",
+        "`--data-dir`. Federations on features run in the root of a clone of the repository, with "
+        "`.venv/bin/fedtailor`, after `make encoder`.",
     ]
     for federation in federations_of(records):
         there = [one for one in records.values() if one["federation"] == federation]
