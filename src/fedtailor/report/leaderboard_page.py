@@ -367,10 +367,11 @@ def _in_short(federation: str, rows: Sequence[Standing]) -> str:
         f"* **{federation}**: {first.name} has the highest mean, {100 * first.accuracy.mean:.1f} %"
     ]
     others = [row.name for row in methods[1:] if row.name in first.unclear]
-    if len(others) == len(methods) - 1:
-        words.append(f"; none of the other {len(others)} can be told apart from it.")
+    number = len(methods) - 1
+    if len(others) == number:
+        words.append(f"; none of the other {number} can be told apart from it.")
     else:
-        words.append(f"; {len(others)} of the other {len(methods) - 1} cannot be told apart from it.")
+        words.append(f"; {len(others)} of the other {number} cannot be told apart from it.")
     local = next((row for row in methods if row.name == LOCAL), None)
     if local is not None:
         above = [row for row in methods if LOCAL in row.better_than]
