@@ -48,7 +48,6 @@ def record(federation, method, repetition, accuracies, **changes):
         "clients": [],
         "baselines": {**baselines, "pooled_model": "majority"},
         "bytes": {"up": 0 if method == "local" else 4_000_000, "down": 2_000_000},
-        "seconds": 2.0 + repetition,
         "trial_seconds": 40.0,
         "processor_seconds": 20.0,
         "commit": "0123456789",
@@ -86,7 +85,7 @@ def test_figures_are_means_over_repetitions():
     records = board(
         record("digits", "local", 0, [0.5, 0.7]),
         record("digits", "ditto", 0, [0.4, 0.9]),
-        record("digits", "ditto", 1, [0.6, None], processor_seconds=30.0, seconds=0.1),
+        record("digits", "ditto", 1, [0.6, None], processor_seconds=30.0),
     )
     ditto, local, *others = standings(records, "digits")
     assert [row.name for row in others] == ["alone", "pooled"]
@@ -96,7 +95,7 @@ def test_figures_are_means_over_repetitions():
     # The other repetition has no model of training alone.
     assert ditto.harmed == 0.5 and local.harmed is None
     assert ditto.megabytes == pytest.approx(3.0)
-    # 20 and 30 of the processor for two trials; another clock says nothing of them
+    # 20 and 30 of the processor, for two trials
     assert ditto.seconds == pytest.approx(12.5)
     assert ditto.worst_tenth == pytest.approx(0.5)
 

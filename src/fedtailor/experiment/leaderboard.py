@@ -564,7 +564,6 @@ def _scores(folder: Path, seed: int) -> Record:
         "clients": run.client_names,
         "balanced_accuracy": personalized["balanced_accuracy"]["mean"],
         "bytes": result["bytes"],
-        "seconds": round(result["seconds"]["total"], 2),
         "split_sha256": result["split_sha256"],
         "data_sha256": read_provenance(folder)["data"]["sha256"],
     }
