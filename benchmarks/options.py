@@ -1,0 +1,271 @@
+"""What three ideas gain: the records and tables of docs/results/options.md.
+
+    python -m benchmarks.options --data-dir DIR     # what has no record; half an hour
+    python -m benchmarks.options --table            # tables in Markdown
+
+``gaussians``: a power of rectified features before the Gaussians of pFedFDA, and several sets of
+Gaussians (``gaussian_sets.py``). All clients train in every round.
+``server``: server optimizers for FedAvg, FedRep and pFedVEM. 30 % of the clients train in a round.
+
+Every setting is scored on validation examples, a fifth of each client's training examples. What
+stands in a table is then trained on all training examples and scored on test examples: all settings
+of ``gaussians``, and of every server optimizer the rate with the best validation accuracy. A seed
+has its own division of the data. Every run adds a line to ``results/options.jsonl``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from benchmarks.records import Record, read_records, save_record
+
+SEEDS = (0, 1, 2)
+CLIENTS = 20
+ROUNDS = 20
+OFFSET = 0.001
+"""Added to features before a power: its slope at 0 would be infinite."""
+FEDERATIONS: dict[str, dict[str, Any]] = {
+    "digits": {"dataset": "digits", "fraction": 0.5},
+    "fashion_mnist": {"dataset": "fashion_mnist", "fraction": 0.02},
+}
+
+Study = Literal["gaussians", "server"]
+Examples = Literal["validation", "test"]
+
+
+class Setting(NamedTuple):
+    """A method with its options."""
+
+    group: str
+    """Settings of which one row of a table has the best."""
+    label: str
+    values: dict[str, Any]
+    """Sections of a configuration, beside those that all runs have."""
+
+
+class Run(NamedTuple):
+    """One training."""
+
+    study: Study
+    federation: str
+    setting: Setting
+    examples: Examples
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its record."""
+        return f"{self.federation}/{self.setting.label}/{self.examples}/{self.seed}"
+
+
+def powered(input_shape: Sequence[int], num_classes: int, power: float) -> Any:
+    """Return a perceptron of 100 rectified units, whose features are raised to a power."""
+    from torch import nn
+
+    class Power(nn.Module):
+        def forward(self, z: Any) -> Any:
+            return (z + OFFSET) ** power - OFFSET**power
+
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(input_shape), 100),
+        nn.ReLU(),
+        Power(),
+        nn.Linear(100, num_classes),
+    )
+
+
+def settings_of(study: Study) -> list[Setting]:
+    """Return the settings of a study; the first one of each method is what others compare with."""
+    return _gaussian_settings() if study == "gaussians" else _server_settings()
+
+
+def _gaussian_settings() -> list[Setting]:
+    method: dict[str, Any] = {"name": "pfedfda"}
+    settings = []
+    for power in (1.0, 0.5, 0.25):
+        label = "pfedfda" if power == 1.0 else f"pfedfda, power {power}"
+        settings.append(Setting(label, label, {"algorithm": method, "model": _model(power)}))
+
+    for sets in (2, 3):
+        label = f"pfedfda, {sets} sets"
+        method = {"name": "benchmarks.gaussian_sets:GaussianSets", "sets": sets}
+        settings.append(Setting(label, label, {"algorithm": method, "model": _model(1.0)}))
+    return settings
+
+
+def _model(power: float) -> dict[str, Any]:
+    return {"name": "benchmarks.options:powered", "options": {"power": power}}
+
+
+def _server_settings() -> list[Setting]:
+    optimizers: list[dict[str, Any]] = [{"server_optimizer": "none"}]
+    for momentum in (0.5, 0.7, 0.9):
+        optimizers.append({"server_optimizer": "sgd", "server_momentum": momentum})
+    for rate in (0.01, 0.03, 0.1):
+        optimizers.append(
+            {"server_optimizer": "adagrad", "server_lr": rate, "server_momentum": 0.0}
+        )
+        optimizers.append({"server_optimizer": "adam", "server_lr": rate})
+        optimizers.append({"server_optimizer": "yogi", "server_lr": rate})
+
+    settings = []
+    for method in ("fedavg", "fedrep", "pfedvem"):
+        for optimizer in optimizers:
+            name = optimizer["server_optimizer"]
+            number = optimizer.get("server_lr", optimizer.get("server_momentum", ""))
+            values = {
+                "algorithm": {"name": method},
+                "model": {"name": "mlp"},
+                "federation": {"participation": 0.3, **optimizer},
+            }
+            settings.append(
+                Setting(f"{method}, {name}", f"{method}, {name} {number}".rstrip(), values)
+            )
+    return settings
+
+
+def config_of(run: Run) -> dict[str, Any]:
+    """Return the sections of the configuration of a run."""
+    values = run.setting.values
+    data = {
+        **FEDERATIONS[run.federation],
+        "partition": "dirichlet(alpha=0.5)",
+        "clients": CLIENTS,
+        "seed": "run",
+        "val_fraction": 0.2 if run.examples == "validation" else 0.0,
+    }
+    return {
+        **values,
+        "seed": run.seed,
+        "data": data,
+        "federation": {"rounds": ROUNDS, **values.get("federation", {})},
+        "evaluation": {"every": 0, "baselines": "none"},
+    }
+
+
+def train(run: Run, data_dir: str) -> Record:
+    """Train and return the record."""
+    import fedtailor
+    from fedtailor.experiment.reader import read_provenance
+
+    values = config_of(run)
+    config = fedtailor.make_config(values, [("data.dir", data_dir)] if data_dir else [])
+    with tempfile.TemporaryDirectory() as out:
+        folder = Path(out) / "run"
+        result = fedtailor.run(config, out=folder)
+        commit = read_provenance(folder)["commit"]
+
+    point = "validation" if run.examples == "validation" else "personalized"
+    accuracy = result["metrics"][point]["accuracy"]
+    return {
+        "config": values,
+        "evaluation": point,
+        "accuracy": {average: accuracy[average] for average in ("mean", "pooled")},
+        **{key: result[key] for key in ("clients", "rounds", "split_sha256")},
+        "commit": commit,
+    }
+
+
+def accuracies(study: Study, federation: str, setting: Setting, examples: Examples) -> list[float]:
+    """Return the mean accuracy over clients of every seed with a record, in percent."""
+    records = read_records("options")
+    names = [Run(study, federation, setting, examples, seed).name for seed in SEEDS]
+    return [100 * records[name]["accuracy"]["mean"] for name in names if name in records]
+
+
+def best_of(study: Study, federation: str, group: str) -> Setting:
+    """Return the setting of a group with the highest validation accuracy over all seeds."""
+    candidates = [setting for setting in settings_of(study) if setting.group == group]
+
+    def score(setting: Setting) -> float:
+        return statistics.fmean(accuracies(study, federation, setting, "validation"))
+
+    return max(candidates, key=score)
+
+
+def missing(examples: Examples) -> Iterator[Run]:
+    """Yield the runs without a record; those on test examples need all on validation examples."""
+    records = read_records("options")
+    studies: tuple[Study, ...] = ("gaussians", "server")
+    for study in studies:
+        settings = settings_of(study)
+        for federation in FEDERATIONS:
+            wanted = settings
+            if examples == "test":
+                groups = dict.fromkeys(setting.group for setting in settings)
+                wanted = [best_of(study, federation, group) for group in groups]
+
+            for setting in wanted:
+                for seed in SEEDS:
+                    run = Run(study, federation, setting, examples, seed)
+                    if run.name not in records:
+                        yield run
+
+
+def table(study: Study) -> list[str]:
+    """Return the rows of a study: accuracies, and differences in points with standard errors."""
+    rows = []
+    for federation in FEDERATIONS:
+        settings = settings_of(study)
+        defaults: dict[str, Setting] = {}
+        for group in dict.fromkeys(setting.group for setting in settings):
+            setting = best_of(study, federation, group)
+            default = defaults.setdefault(group.partition(",")[0], setting)
+            cells = [federation, setting.label]
+            for examples in ("validation", "test"):
+                cells += _cells(study, federation, setting, default, examples)
+            rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _cells(
+    study: Study, federation: str, setting: Setting, default: Setting, examples: Examples
+) -> list[str]:
+    """Return the mean accuracy of a setting, and its difference from the default."""
+    ours = accuracies(study, federation, setting, examples)
+    theirs = accuracies(study, federation, default, examples)
+    if setting == default:
+        return [f"{statistics.fmean(ours):.1f} ± {_standard_error(ours):.1f}", ""]
+
+    pairs = [one - other for one, other in zip(ours, theirs, strict=True)]
+    difference = f"{statistics.fmean(pairs):+.1f} ± {_standard_error(pairs):.1f}"
+    return [f"{statistics.fmean(ours):.1f}", difference]
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def main() -> None:
+    """Train what has no record, or print tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", default="", help="folder of the data sets")
+    parser.add_argument("--table", action="store_true", help="print tables of the records")
+    arguments = parser.parse_args()
+
+    studies: tuple[Study, ...] = ("gaussians", "server")
+    if arguments.table:
+        for study in studies:
+            print(f"\n{study}\n")
+            print("\n".join(table(study)))
+        return
+
+    stages: tuple[Examples, ...] = ("validation", "test")
+    for examples in stages:
+        for run in list(missing(examples)):
+            record = train(run, arguments.data_dir)
+            save_record("options", run.name, record)
+            print(f"{run.name}: {100 * record['accuracy']['mean']:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
