@@ -71,8 +71,9 @@ class GaussianSets(PFedFDA):
             upload[name] = ft.Mean(stacked, is_chosen * data.info.num_train)
         return update._replace(upload=upload)
 
-    def global_model(self, task: ft.Task, server: ServerState) -> None:
+    def global_model(self, task: ft.Task, server: ServerState) -> Personal | None:  # type: ignore[override]
         """Return None: no set is that of all clients."""
+        return None
 
     def personalize(
         self,
@@ -104,7 +105,8 @@ class GaussianSets(PFedFDA):
 
 
 def _chosen_set(shared: ServerState, chosen: Tensor) -> ServerState:
-    means, covariance = (
-        stack.index_select(0, chosen.reshape(1))[0] for stack in (shared.means, shared.covariance)
+    place = chosen.reshape(1)
+    return shared._replace(
+        means=shared.means.index_select(0, place)[0],
+        covariance=shared.covariance.index_select(0, place)[0],
     )
-    return shared._replace(means=means, covariance=covariance)
