@@ -108,7 +108,7 @@ def _server_settings() -> list[Setting]:
     optimizers: list[dict[str, Any]] = [{"server_optimizer": "none"}]
     for momentum in (0.5, 0.7, 0.9):
         optimizers.append({"server_optimizer": "sgd", "server_momentum": momentum})
-    for rate in (0.01, 0.03, 0.1):
+    for rate in (0.01, 0.03, 0.1, 0.3):
         optimizers.append(
             {"server_optimizer": "adagrad", "server_lr": rate, "server_momentum": 0.0}
         )
