@@ -5,7 +5,8 @@
 
 ``gaussians``: a power of rectified features before the Gaussians of pFedFDA, and several sets of
 Gaussians (``gaussian_sets.py``). All clients train in every round.
-``server``: server optimizers for FedAvg, FedRep and pFedVEM. 30 % of the clients train in a round.
+``server``: server optimizers for FedAvg, FedRep and pFedVEM, with two rates of the clients. 30 % of
+the clients train in a round.
 
 Every setting is scored on validation examples, a fifth of each client's training examples. What
 stands in a table is then trained on all training examples and scored on test examples: all settings
@@ -35,6 +36,19 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
     "fashion_mnist": {"dataset": "fashion_mnist", "fraction": 0.02},
 }
 
+LARGEST_RATE = 0.3
+LARGE_CLIENT_RATE = 0.1
+"""The default is 0.01."""
+_RATES = (0.01, 0.03, 0.1, LARGEST_RATE)
+OPTIMIZERS: dict[str, list[dict[str, float]]] = {
+    "none": [{}],
+    "sgd": [{"server_momentum": momentum} for momentum in (0.5, 0.7, 0.9)],
+    "adagrad": [{"server_lr": rate, "server_momentum": 0.0} for rate in _RATES],
+    "adam": [{"server_lr": rate} for rate in _RATES],
+    "yogi": [{"server_lr": rate} for rate in _RATES],
+}
+"""Server optimizer -> options that are tried."""
+
 Study = Literal["gaussians", "server"]
 Examples = Literal["validation", "test"]
 
@@ -44,6 +58,8 @@ class Setting(NamedTuple):
 
     group: str
     """Settings of which one row of a table has the best."""
+    default: str
+    """The group that it is compared with."""
     label: str
     values: dict[str, Any]
     """Sections of a configuration, beside those that all runs have."""
@@ -82,7 +98,7 @@ def powered(input_shape: Sequence[int], num_classes: int, power: float) -> Any:
 
 
 def settings_of(study: Study) -> list[Setting]:
-    """Return the settings of a study; the first one of each method is what others compare with."""
+    """Return the settings of a study; those that others compare with come before them."""
     return _gaussian_settings() if study == "gaussians" else _server_settings()
 
 
@@ -91,12 +107,14 @@ def _gaussian_settings() -> list[Setting]:
     settings = []
     for power in (1.0, 0.5, 0.25):
         label = "pfedfda" if power == 1.0 else f"pfedfda, power {power}"
-        settings.append(Setting(label, label, {"algorithm": method, "model": _model(power)}))
+        values = {"algorithm": method, "model": _model(power)}
+        settings.append(Setting(label, "pfedfda", label, values))
 
     for sets in (2, 3):
         label = f"pfedfda, {sets} sets"
         method = {"name": "benchmarks.gaussian_sets:GaussianSets", "sets": sets}
-        settings.append(Setting(label, label, {"algorithm": method, "model": _model(1.0)}))
+        values = {"algorithm": method, "model": _model(1.0)}
+        settings.append(Setting(label, "pfedfda", label, values))
     return settings
 
 
@@ -105,30 +123,35 @@ def _model(power: float) -> dict[str, Any]:
 
 
 def _server_settings() -> list[Setting]:
-    optimizers: list[dict[str, Any]] = [{"server_optimizer": "none"}]
-    for momentum in (0.5, 0.7, 0.9):
-        optimizers.append({"server_optimizer": "sgd", "server_momentum": momentum})
-    for rate in (0.01, 0.03, 0.1, 0.3):
-        optimizers.append(
-            {"server_optimizer": "adagrad", "server_lr": rate, "server_momentum": 0.0}
-        )
-        optimizers.append({"server_optimizer": "adam", "server_lr": rate})
-        optimizers.append({"server_optimizer": "yogi", "server_lr": rate})
-
     settings = []
     for method in ("fedavg", "fedrep", "pfedvem"):
-        for optimizer in optimizers:
-            name = optimizer["server_optimizer"]
-            number = optimizer.get("server_lr", optimizer.get("server_momentum", ""))
-            values = {
-                "algorithm": {"name": method},
-                "model": {"name": "mlp"},
-                "federation": {"participation": 0.3, **optimizer},
-            }
-            settings.append(
-                Setting(f"{method}, {name}", f"{method}, {name} {number}".rstrip(), values)
-            )
+        for name, options in OPTIMIZERS.items():
+            for option in options:
+                settings.append(_server_setting(method, name, option))
+
+    # Is it the optimizer, or is the clients' rate too small?
+    for method in ("fedavg", "fedrep", "pfedvem"):
+        for name in ("none", "sgd", "adam"):
+            for option in OPTIMIZERS[name]:
+                if option.get("server_lr") != LARGEST_RATE:
+                    settings.append(_server_setting(method, name, option, LARGE_CLIENT_RATE))
     return settings
+
+
+def _server_setting(
+    method: str, optimizer: str, options: dict[str, float], client_rate: float | None = None
+) -> Setting:
+    training = {} if client_rate is None else {"lr": client_rate}
+    start = method if client_rate is None else f"{method} at rate {client_rate}"
+    group = f"{start}, {optimizer}"
+    number = options.get("server_lr", options.get("server_momentum", ""))
+    values = {
+        "algorithm": {"name": method},
+        "model": {"name": "mlp"},
+        "training": training,
+        "federation": {"participation": 0.3, "server_optimizer": optimizer, **options},
+    }
+    return Setting(group, f"{start}, none", f"{group} {number}".rstrip(), values)
 
 
 def config_of(run: Run) -> dict[str, Any]:
@@ -213,11 +236,9 @@ def table(study: Study) -> list[str]:
     """Return the rows of a study: accuracies, and differences in points with standard errors."""
     rows = []
     for federation in FEDERATIONS:
-        settings = settings_of(study)
-        defaults: dict[str, Setting] = {}
-        for group in dict.fromkeys(setting.group for setting in settings):
+        for group in dict.fromkeys(setting.group for setting in settings_of(study)):
             setting = best_of(study, federation, group)
-            default = defaults.setdefault(group.partition(",")[0], setting)
+            default = best_of(study, federation, setting.default)
             cells = [federation, setting.label]
             for examples in ("validation", "test"):
                 cells += _cells(study, federation, setting, default, examples)
