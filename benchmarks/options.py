@@ -1,6 +1,6 @@
 """What three ideas gain: the records and tables of docs/results/options.md.
 
-    python -m benchmarks.options --data-dir DIR     # what has no record; half an hour
+    python -m benchmarks.options --data-dir DIR     # what has no record; an hour
     python -m benchmarks.options --table            # tables in Markdown
 
 ``gaussians``: a power of rectified features before the Gaussians of pFedFDA, and several sets of
@@ -36,6 +36,9 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
     "fashion_mnist": {"dataset": "fashion_mnist", "fraction": 0.02},
 }
 
+TITLES = {"digits": "digits", "fashion_mnist": "Fashion-MNIST"}
+METHODS = ("fedavg", "fedrep", "pfedvem")
+"""Of the study of server optimizers."""
 LARGEST_RATE = 0.3
 LARGE_CLIENT_RATE = 0.1
 """The default is 0.01."""
@@ -49,7 +52,11 @@ OPTIMIZERS: dict[str, list[dict[str, float]]] = {
 }
 """Server optimizer -> options that are tried."""
 
+_HEADER = """| federation | setting | validation | difference | test | difference |
+|---|---|---|---|---|---|"""
+
 Study = Literal["gaussians", "server"]
+STUDIES: tuple[Study, ...] = ("gaussians", "server")
 Examples = Literal["validation", "test"]
 
 
@@ -68,7 +75,6 @@ class Setting(NamedTuple):
 class Run(NamedTuple):
     """One training."""
 
-    study: Study
     federation: str
     setting: Setting
     examples: Examples
@@ -124,13 +130,13 @@ def _model(power: float) -> dict[str, Any]:
 
 def _server_settings() -> list[Setting]:
     settings = []
-    for method in ("fedavg", "fedrep", "pfedvem"):
+    for method in METHODS:
         for name, options in OPTIMIZERS.items():
             for option in options:
                 settings.append(_server_setting(method, name, option))
 
     # Is it the optimizer, or is the clients' rate too small?
-    for method in ("fedavg", "fedrep", "pfedvem"):
+    for method in METHODS:
         for name in ("none", "sgd", "adam"):
             for option in OPTIMIZERS[name]:
                 if option.get("server_lr") != LARGEST_RATE:
@@ -196,72 +202,101 @@ def train(run: Run, data_dir: str) -> Record:
     }
 
 
-def accuracies(study: Study, federation: str, setting: Setting, examples: Examples) -> list[float]:
-    """Return the mean accuracy over clients of every seed with a record, in percent."""
-    records = read_records("options")
-    names = [Run(study, federation, setting, examples, seed).name for seed in SEEDS]
-    return [100 * records[name]["accuracy"]["mean"] for name in names if name in records]
+class Scores(NamedTuple):
+    """What the records say of one federation."""
+
+    federation: str
+    records: dict[str, Record]
+
+    def accuracies(self, setting: Setting, examples: Examples) -> list[float]:
+        """Return the mean accuracy over clients of every seed, in percent."""
+        names = [Run(self.federation, setting, examples, seed).name for seed in SEEDS]
+        return [100 * self.records[name]["accuracy"]["mean"] for name in names]
+
+    def best_of(self, settings: Sequence[Setting]) -> Setting:
+        """Return the setting with the highest validation accuracy over all seeds."""
+
+        def score(setting: Setting) -> float:
+            return statistics.fmean(self.accuracies(setting, "validation"))
+
+        return max(settings, key=score)
+
+    def best_of_groups(self, study: Study) -> dict[str, Setting]:
+        """Return the best setting of every group."""
+        groups: dict[str, list[Setting]] = {}
+        for setting in settings_of(study):
+            groups.setdefault(setting.group, []).append(setting)
+        return {group: self.best_of(settings) for group, settings in groups.items()}
+
+    def row(self, setting: Setting, default: Setting) -> str:
+        """Return the row of a setting in a table."""
+        cells = [TITLES[self.federation], setting.label]
+        examples: Examples
+        for examples in ("validation", "test"):
+            values = self.accuracies(setting, examples)
+            mean = f"{statistics.fmean(values):.1f}"
+            if setting == default:
+                cells += [f"{mean} ± {_standard_error(values):.1f}", "-"]
+            else:
+                cells += [mean, _difference(values, self.accuracies(default, examples))]
+        return f"| {' | '.join(cells)} |"
 
 
-def best_of(study: Study, federation: str, group: str) -> Setting:
-    """Return the setting of a group with the highest validation accuracy over all seeds."""
-    candidates = [setting for setting in settings_of(study) if setting.group == group]
+def _difference(values: Sequence[float], others: Sequence[float]) -> str:
+    pairs = [value - other for value, other in zip(values, others, strict=True)]
+    mean = round(statistics.fmean(pairs), 1) + 0.0  # -0.0 becomes 0.0
+    return f"{mean:+.1f} ± {_standard_error(pairs):.1f}"
 
-    def score(setting: Setting) -> float:
-        return statistics.fmean(accuracies(study, federation, setting, "validation"))
 
-    return max(candidates, key=score)
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def missing(examples: Examples) -> Iterator[Run]:
     """Yield the runs without a record; those on test examples need all on validation examples."""
     records = read_records("options")
-    studies: tuple[Study, ...] = ("gaussians", "server")
-    for study in studies:
-        settings = settings_of(study)
-        for federation in FEDERATIONS:
-            wanted = settings
+    for federation in FEDERATIONS:
+        for study in STUDIES:
+            settings = settings_of(study)
             if examples == "test":
-                groups = dict.fromkeys(setting.group for setting in settings)
-                wanted = [best_of(study, federation, group) for group in groups]
+                settings = list(Scores(federation, records).best_of_groups(study).values())
 
-            for setting in wanted:
+            for setting in settings:
                 for seed in SEEDS:
-                    run = Run(study, federation, setting, examples, seed)
+                    run = Run(federation, setting, examples, seed)
                     if run.name not in records:
                         yield run
 
 
 def table(study: Study) -> list[str]:
-    """Return the rows of a study: accuracies, and differences in points with standard errors."""
+    """Return the rows of a study: the best setting of every group, beside its default."""
     rows = []
+    records = read_records("options")
     for federation in FEDERATIONS:
-        for group in dict.fromkeys(setting.group for setting in settings_of(study)):
-            setting = best_of(study, federation, group)
-            default = best_of(study, federation, setting.default)
-            cells = [federation, setting.label]
-            for examples in ("validation", "test"):
-                cells += _cells(study, federation, setting, default, examples)
-            rows.append(f"| {' | '.join(cells)} |")
+        scores = Scores(federation, records)
+        best = scores.best_of_groups(study)
+        rows += [scores.row(setting, best[setting.default]) for setting in best.values()]
     return rows
 
 
-def _cells(
-    study: Study, federation: str, setting: Setting, default: Setting, examples: Examples
-) -> list[str]:
-    """Return the mean accuracy of a setting, and its difference from the default."""
-    ours = accuracies(study, federation, setting, examples)
-    theirs = accuracies(study, federation, default, examples)
-    if setting == default:
-        return [f"{statistics.fmean(ours):.1f} ± {_standard_error(ours):.1f}", ""]
+def summary() -> list[str]:
+    """Return the rows of methods with the best server optimizer, beside the best of ``none``.
 
-    pairs = [one - other for one, other in zip(ours, theirs, strict=True)]
-    difference = f"{statistics.fmean(pairs):+.1f} ± {_standard_error(pairs):.1f}"
-    return [f"{statistics.fmean(ours):.1f}", difference]
+    The clients' rate, the optimizer and its options are all chosen on validation examples.
+    """
+    rows = []
+    records = read_records("options")
+    for federation in FEDERATIONS:
+        scores = Scores(federation, records)
+        for method in METHODS:
+            settings = [x for x in _server_settings() if x.values["algorithm"]["name"] == method]
+            without = [setting for setting in settings if setting.group == setting.default]
+            optimizers = [setting for setting in settings if setting.group != setting.default]
 
-
-def _standard_error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values))
+            default = scores.best_of(without)
+            rows.append(scores.row(default, default))
+            rows.append(scores.row(scores.best_of(optimizers), default))
+    return rows
 
 
 def main() -> None:
@@ -273,11 +308,14 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print tables of the records")
     arguments = parser.parse_args()
 
-    studies: tuple[Study, ...] = ("gaussians", "server")
     if arguments.table:
-        for study in studies:
-            print(f"\n{study}\n")
-            print("\n".join(table(study)))
+        for title, rows in (
+            ("gaussians", table("gaussians")),
+            ("server, best of all by validation examples", summary()),
+            ("server", table("server")),
+        ):
+            print(f"\n{title}\n\n{_HEADER}")
+            print("\n".join(rows))
         return
 
     stages: tuple[Examples, ...] = ("validation", "test")

@@ -8,6 +8,7 @@ pass gives a ratio to the first method. Seconds are those of this machine: compa
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -66,6 +67,7 @@ def time_methods(
     rounds = {name: _rounds(paper, column, name, passes, data_dir) for name in methods}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for number in range(passes + 1):
+        print(f"{column}: round {number + 1} of {passes + 1}", file=sys.stderr, flush=True)
         for name, reports in rounds.items():
             taken = next(reports).seconds["train"]
             if number > 0:  # in its first round, an engine records the steps

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks import options as measured_ideas
 from experiments.cells import read_plan
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.cli.main import main
@@ -428,6 +429,16 @@ def test_every_page_is_in_the_list_of_pages():
         }
         written = {name.replace("algorithms", "algorithms/index") for name in written}
         assert listed == linked == there | written
+
+
+def test_the_page_of_measured_ideas_has_the_rows_of_its_records():
+    page = (DOCS / "results" / "options.md").read_text().splitlines()
+    for rows in (
+        measured_ideas.table("gaussians"),
+        measured_ideas.summary(),
+        measured_ideas.table("server"),
+    ):
+        assert set(rows) <= set(page)
 
 
 def test_paths_in_the_text_exist():
