@@ -6,12 +6,16 @@ class prior. All clients share the body. A set becomes the mean of what the clie
 return; a set that no client chose stays as it is. Only the means of the classes differ at the
 start: uniform in [0, 1], each set from random numbers of its own.
 
-It is a measured idea and no method of the package: docs/results/options.md says what it gains.
+A client without examples takes the first set.
+
+This is a measured idea and no method of the package: docs/results/options.md says what it gains. It
+is made for the defaults of pFedFDA, not for pooled statistics or a temperature that is chosen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,17 +35,20 @@ class GaussianSets(PFedFDA):
 
     sets: ft.PositiveInt = 2
 
+    @property
+    def adaptation(self) -> list[ft.Adaptation]:
+        """The choice of a set, and pFedFDA's own."""
+        return [ft.OtherAdaptation(f"choice among {self.sets} sets"), *super().adaptation]
+
     def messages(self, task: ft.Task) -> ft.Messages:
         """Declare the body, and all sets; of these a client sends its own."""
         d = task.model.feature_dim
-        gaussians = {"means": (self.sets, task.num_classes, d), "covariance": (self.sets, d, d)}
-        fields = {
-            name: ft.Field(
-                kind="statistics", shapes=shape, weight="own", weight_axes=1, bound=2.0**20
-            )
-            for name, shape in gaussians.items()
+        of_one_set = partial(ft.Field, weight="own", weight_axes=1, rows=1, bound=2.0**20)
+        return {
+            "body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)),
+            "means": of_one_set(kind="class_means", shapes=(self.sets, task.num_classes, d)),
+            "covariance": of_one_set(kind="covariance", shapes=(self.sets, d, d)),
         }
-        return {"body": ft.Field(kind="model", shapes=task.shapes(*ft.BODY)), **fields}
 
     def init_server(self, task: ft.Task, key: ft.Key) -> ServerState:
         """Start from the common body, uniform means and identities."""

@@ -5,8 +5,8 @@
 
 ``gaussians``: a power of rectified features before the Gaussians of pFedFDA, and several sets of
 Gaussians (``gaussian_sets.py``). All clients train in every round.
-``server``: server optimizers for FedAvg, FedRep and pFedVEM, with two rates of the clients. 30 % of
-the clients train in a round.
+``server``: server optimizers for FedAvg, FedRep and pFedVEM, with two rates of the clients, and
+none with four. 30 % of the clients take part in a round.
 
 Every setting is scored on validation examples, a fifth of each client's training examples. What
 stands in a table is then trained on all training examples and scored on test examples: all settings
@@ -42,6 +42,8 @@ METHODS = ("fedavg", "fedrep", "pfedvem")
 LARGEST_RATE = 0.3
 LARGE_CLIENT_RATE = 0.1
 """The default is 0.01."""
+OTHER_CLIENT_RATES = (0.03, 0.3)
+"""Tried without an optimizer only."""
 _RATES = (0.01, 0.03, 0.1, LARGEST_RATE)
 OPTIMIZERS: dict[str, list[dict[str, float]]] = {
     "none": [{}],
@@ -137,6 +139,9 @@ def _server_settings() -> list[Setting]:
 
     # Is it the optimizer, or is the clients' rate too small?
     for method in METHODS:
+        for client_rate in OTHER_CLIENT_RATES:
+            settings.append(_server_setting(method, "none", {}, client_rate))
+
         for name in ("none", "sgd", "adam"):
             for option in OPTIMIZERS[name]:
                 if option.get("server_lr") != LARGEST_RATE:
@@ -244,8 +249,8 @@ class Scores(NamedTuple):
 
 def _difference(values: Sequence[float], others: Sequence[float]) -> str:
     pairs = [value - other for value, other in zip(values, others, strict=True)]
-    mean = round(statistics.fmean(pairs), 1) + 0.0  # -0.0 becomes 0.0
-    return f"{mean:+.1f} ± {_standard_error(pairs):.1f}"
+    mean = round(statistics.fmean(pairs), 2) + 0.0  # -0.0 becomes 0.0
+    return f"{mean:+.2f} ± {_standard_error(pairs):.2f}"
 
 
 def _standard_error(values: Sequence[float]) -> float:
