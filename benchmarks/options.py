@@ -6,7 +6,7 @@
 ``gaussians``: a power of rectified features before the Gaussians of pFedFDA, and several sets of
 Gaussians (``gaussian_sets.py``). All clients train in every round.
 ``server``: server optimizers for FedAvg, FedRep and pFedVEM, with two rates of the clients, and
-none with four. 30 % of the clients take part in a round.
+none with five. 30 % of the clients take part in a round.
 
 Every setting is scored on validation examples, a fifth of each client's training examples. What
 stands in a table is then trained on all training examples and scored on test examples: all settings
@@ -42,7 +42,7 @@ METHODS = ("fedavg", "fedrep", "pfedvem")
 LARGEST_RATE = 0.3
 LARGE_CLIENT_RATE = 0.1
 """The default is 0.01."""
-OTHER_CLIENT_RATES = (0.03, 0.3)
+OTHER_CLIENT_RATES = (0.03, 0.3, 1.0)
 """Tried without an optimizer only."""
 _RATES = (0.01, 0.03, 0.1, LARGEST_RATE)
 OPTIMIZERS: dict[str, list[dict[str, float]]] = {
