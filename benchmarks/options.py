@@ -5,8 +5,9 @@
 
 ``gaussians``: a power of rectified features before the Gaussians of pFedFDA, and several sets of
 Gaussians (``gaussian_sets.py``). All clients train in every round.
-``server``: server optimizers for FedAvg, FedRep and pFedVEM, with two rates of the clients, and
-none with five. 30 % of the clients take part in a round.
+``server``: server optimizers for FedAvg, FedRep and pFedVEM, with two rates of the clients. 30 % of
+the clients take part in a round.
+``rates``: the same without a server optimizer, with five rates of the clients.
 
 Every setting is scored on validation examples, a fifth of each client's training examples. What
 stands in a table is then trained on all training examples and scored on test examples: all settings
@@ -40,10 +41,9 @@ TITLES = {"digits": "digits", "fashion_mnist": "Fashion-MNIST"}
 METHODS = ("fedavg", "fedrep", "pfedvem")
 """Of the study of server optimizers."""
 LARGEST_RATE = 0.3
+DEFAULT_CLIENT_RATE = 0.01
 LARGE_CLIENT_RATE = 0.1
-"""The default is 0.01."""
-OTHER_CLIENT_RATES = (0.03, 0.3, 1.0)
-"""Tried without an optimizer only."""
+CLIENT_RATES = (DEFAULT_CLIENT_RATE, 0.03, LARGE_CLIENT_RATE, 0.3, 1.0)
 _RATES = (0.01, 0.03, 0.1, LARGEST_RATE)
 OPTIMIZERS: dict[str, list[dict[str, float]]] = {
     "none": [{}],
@@ -54,11 +54,10 @@ OPTIMIZERS: dict[str, list[dict[str, float]]] = {
 }
 """Server optimizer -> options that are tried."""
 
-_HEADER = """| federation | setting | validation | difference | test | difference |
-|---|---|---|---|---|---|"""
+_HEADER = "| federation | setting | validation | difference | test | difference |"
 
-Study = Literal["gaussians", "server"]
-STUDIES: tuple[Study, ...] = ("gaussians", "server")
+Study = Literal["gaussians", "server", "rates"]
+STUDIES: tuple[Study, ...] = ("gaussians", "server", "rates")
 Examples = Literal["validation", "test"]
 
 
@@ -72,6 +71,12 @@ class Setting(NamedTuple):
     label: str
     values: dict[str, Any]
     """Sections of a configuration, beside those that all runs have."""
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        name: str = self.values["algorithm"]["name"]
+        return name
 
 
 class Run(NamedTuple):
@@ -107,7 +112,15 @@ def powered(input_shape: Sequence[int], num_classes: int, power: float) -> Any:
 
 def settings_of(study: Study) -> list[Setting]:
     """Return the settings of a study; those that others compare with come before them."""
-    return _gaussian_settings() if study == "gaussians" else _server_settings()
+    if study == "gaussians":
+        return _gaussian_settings()
+    if study == "server":
+        return _server_settings()
+
+    settings = []
+    for method in METHODS:
+        settings += [_server_setting(method, "none", {}, rate) for rate in CLIENT_RATES]
+    return settings
 
 
 def _gaussian_settings() -> list[Setting]:
@@ -135,13 +148,10 @@ def _server_settings() -> list[Setting]:
     for method in METHODS:
         for name, options in OPTIMIZERS.items():
             for option in options:
-                settings.append(_server_setting(method, name, option))
+                settings.append(_server_setting(method, name, option, DEFAULT_CLIENT_RATE))
 
     # Is it the optimizer, or is the clients' rate too small?
     for method in METHODS:
-        for client_rate in OTHER_CLIENT_RATES:
-            settings.append(_server_setting(method, "none", {}, client_rate))
-
         for name in ("none", "sgd", "adam"):
             for option in OPTIMIZERS[name]:
                 if option.get("server_lr") != LARGEST_RATE:
@@ -150,10 +160,11 @@ def _server_settings() -> list[Setting]:
 
 
 def _server_setting(
-    method: str, optimizer: str, options: dict[str, float], client_rate: float | None = None
+    method: str, optimizer: str, options: dict[str, float], client_rate: float
 ) -> Setting:
-    training = {} if client_rate is None else {"lr": client_rate}
-    start = method if client_rate is None else f"{method} at rate {client_rate}"
+    is_default = client_rate == DEFAULT_CLIENT_RATE
+    training = {} if is_default else {"lr": client_rate}
+    start = method if is_default else f"{method} at rate {client_rate}"
     group = f"{start}, {optimizer}"
     number = options.get("server_lr", options.get("server_momentum", ""))
     values = {
@@ -260,6 +271,7 @@ def _standard_error(values: Sequence[float]) -> float:
 def missing(examples: Examples) -> Iterator[Run]:
     """Yield the runs without a record; those on test examples need all on validation examples."""
     records = read_records("options")
+    done = set(records)
     for federation in FEDERATIONS:
         for study in STUDIES:
             settings = settings_of(study)
@@ -269,7 +281,8 @@ def missing(examples: Examples) -> Iterator[Run]:
             for setting in settings:
                 for seed in SEEDS:
                     run = Run(federation, setting, examples, seed)
-                    if run.name not in records:
+                    if run.name not in done:
+                        done.add(run.name)  # two studies may share it
                         yield run
 
 
@@ -294,14 +307,35 @@ def summary() -> list[str]:
     for federation in FEDERATIONS:
         scores = Scores(federation, records)
         for method in METHODS:
-            settings = [x for x in _server_settings() if x.values["algorithm"]["name"] == method]
-            without = [setting for setting in settings if setting.group == setting.default]
+            without = [setting for setting in settings_of("rates") if setting.method == method]
+            default = scores.best_of(without)
+            settings = [setting for setting in _server_settings() if setting.method == method]
             optimizers = [setting for setting in settings if setting.group != setting.default]
 
-            default = scores.best_of(without)
             rows.append(scores.row(default, default))
             rows.append(scores.row(scores.best_of(optimizers), default))
     return rows
+
+
+def client_rates() -> list[str]:
+    """Return validation accuracies without a server optimizer, by the clients' rate."""
+    rows = []
+    records = read_records("options")
+    for federation in FEDERATIONS:
+        scores = Scores(federation, records)
+        for method in METHODS:
+            cells = [TITLES[federation], method]
+            for setting in settings_of("rates"):
+                if setting.method == method:
+                    values = scores.accuracies(setting, "validation")
+                    cells.append(f"{statistics.fmean(values):.1f} ± {_standard_error(values):.1f}")
+            rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def _print_table(title: str, header: str, rows: Sequence[str]) -> None:
+    print(f"\n{title}\n\n{header}\n|{'---|' * (header.count('|') - 1)}")
+    print("\n".join(rows))
 
 
 def main() -> None:
@@ -314,13 +348,11 @@ def main() -> None:
     arguments = parser.parse_args()
 
     if arguments.table:
-        for title, rows in (
-            ("gaussians", table("gaussians")),
-            ("server, best of all by validation examples", summary()),
-            ("server", table("server")),
-        ):
-            print(f"\n{title}\n\n{_HEADER}")
-            print("\n".join(rows))
+        rates = " | ".join(str(rate) for rate in CLIENT_RATES)
+        _print_table("gaussians", _HEADER, table("gaussians"))
+        _print_table("server, best of all by validation examples", _HEADER, summary())
+        _print_table("rates", f"| federation | method | {rates} |", client_rates())
+        _print_table("server", _HEADER, table("server"))
         return
 
     stages: tuple[Examples, ...] = ("validation", "test")

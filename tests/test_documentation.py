@@ -436,6 +436,7 @@ def test_the_page_of_measured_ideas_has_the_rows_of_its_records():
     for rows in (
         measured_ideas.table("gaussians"),
         measured_ideas.summary(),
+        measured_ideas.client_rates(),
         measured_ideas.table("server"),
     ):
         assert set(rows) <= set(page)
