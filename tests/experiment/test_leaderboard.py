@@ -359,3 +359,9 @@ def test_the_program_of_the_board_says_whether_a_cell_failed(monkeypatch, failur
     monkeypatch.setattr(program, "run_cells", lambda *cells, **options: failures)
     monkeypatch.setattr(sys, "argv", ["leaderboard", "--only", "table/"])
     assert program.main() == code
+
+
+def test_the_program_of_the_board_explains_a_wrong_name_in_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["leaderboard", "--list", "--only", "digits/typo"])
+    assert program.main() == ConfigError.exit_code
+    assert capsys.readouterr().err.startswith("error: --only must be")
