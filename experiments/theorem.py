@@ -9,7 +9,7 @@ has the mean mu_k, and mu_g is the mean of all N examples. The client takes
     variance:   (beta^2 / n_i + 2 beta (1 - beta) / N) tr Sigma_i + (1 - beta)^2 / N tr Sigma_g
 
 with theta_g and Sigma_g the means of theta_k and Sigma_k weighted by n_k / N. The appendix prints
-n_k^2 / N^2 as weights of Sigma_g. That is not the matrix that its own derivation goes on with: the
+n_k^2 / N^2 as weights of Sigma_g. That is not the matrix that its own derivation uses next: the
 variance of mu_g is that of N independent examples, Sigma_g / N, with the weights n_k / N only.
 Theorem 1 itself bounds the error with high probability, and is not checked.
 """

@@ -107,4 +107,4 @@ def test_an_interrupted_board_goes_on(capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(leaderboard, "run_cell", interrupt)
         assert main(["leaderboard", "run", "local"]) == 6
-    assert "goes on where this one stopped" in capsys.readouterr().err
+    assert "continues where this one stopped" in capsys.readouterr().err

@@ -190,7 +190,7 @@ class ClosedForm(FrozenBody[ServerState]):
     def for_noise(self, task: ft.Task, noise: Mapping[str, float], num_examples: int) -> Self:
         """Return the method without second moments where the noise would hide them.
 
-        Then nothing of the budget is spent on them.
+        Then no part of the budget is spent on them.
         """
         deviations = class_sums.SumsNoise(**{"squares": 0.0, **noise})
         d = task.model.feature_dim

@@ -1,4 +1,4 @@
-"""FedProto: clients share the mean features of their classes, and nothing of their models.
+"""FedProto: clients share the mean features of their classes, and no part of their models.
 
 Tan, Long, Liu, Zhou, Lu, Jiang and Zhang 2022, "FedProto: Federated prototype learning across
 heterogeneous clients", AAAI, Algorithm 1. Prototype C^c is the mean of the features of class c over

@@ -93,7 +93,7 @@ def pause(
     name: SiteName,
     json: Json = False,
 ) -> None:
-    """Ask nothing of a site until it is resumed, and wait for it no more.
+    """Stop asking a site, and waiting for it, until it is resumed.
 
     It works while the server runs, and while it does not.
     """

@@ -232,7 +232,7 @@ def _run(cells: Sequence[Cell], options: CellOptions) -> dict[str, str]:
             say=say,
         )
     except KeyboardInterrupt:
-        message = "interrupted. The same command goes on where this one stopped."
+        message = "interrupted. The same command continues where this one stopped."
         raise Interrupted(message, path=options.records) from None
 
 

@@ -84,7 +84,7 @@ class Task(NamedTuple):
     """The training options of the method that runs: set by :meth:`Algorithm.bind`, read by
     ``train``."""
     example_bound: ExampleBound | None = None
-    """What ``train`` does for the privacy of examples; None: nothing. Batches are then drawn anew
+    """What ``train`` does for the privacy of examples; None: nothing. Batches are then drawn again
     in every step, each example independently."""
 
     def at_home(self) -> Task:

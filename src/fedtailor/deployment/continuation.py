@@ -1,6 +1,6 @@
 """A run that continues another one, which has finished: with new data, other sites, more rounds.
 
-The server begins with the state that it had at the end; what it keeps of single sites begins anew,
+The server begins with the state that it had at the end; what it keeps of single sites begins again,
 as for sites that join (``Algorithm.admit``), and so do the states of the sites. A simulation that
 begins with this state has the same bits.
 """

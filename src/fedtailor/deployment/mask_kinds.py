@@ -22,4 +22,4 @@ SUMS = ("train", "score", "personalize", FINAL + "score", FINAL + "personalize",
 
 
 class SumFailedError(RunError):
-    """A sum that cannot be made, or not be opened; nothing of it is known."""
+    """A sum that cannot be made, or not be opened; nothing is known about it."""

@@ -3,7 +3,7 @@
 ``fedtailor deploy add``, ``pause``, ``resume`` and ``remove`` change the register of the server.
 Between two rounds, the server compares it with ``history.json`` of the run, and notes there what
 has changed, and from which round on. This file comes before the round, so that a server that was
-killed goes on with the same sites. A simulation with the same ``federation.history`` has the same
+killed continues with the same sites. A simulation with the same ``federation.history`` has the same
 bits.
 """
 

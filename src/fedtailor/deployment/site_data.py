@@ -121,7 +121,7 @@ def _check_digest(target: str, here: str, there: str) -> None:
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Return what all sites must agree on, ready for JSON; it says nothing of single examples."""
+    """Return what all sites must agree on, ready for JSON, and nothing about single examples."""
     raw = dataset.raw
     return {
         "kind": dataset.kind,

@@ -96,7 +96,7 @@ class BoardFederation(NamedTuple):
     """Whether a repetition is a fold of one division; else it is a seed, with its own division."""
     same_clients: bool = False
     """Whether a client of a repetition is the same as in the others; else examples are dealt out
-    to clients anew."""
+    to clients again."""
     baselines: tuple[str, ...] = SIMPLEST
     """Models of scikit-learn, of each client alone and of all data in one place."""
 

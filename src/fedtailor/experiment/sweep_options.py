@@ -179,7 +179,7 @@ def _flat_values(table: Any) -> dict[str, Any]:
     """Return what to try by dotted keys.
 
     Raises:
-        ConfigError: it is no table, or gives a key twice.
+        ConfigError: it is not a table, or gives a key twice.
     """
     if not isinstance(table, Mapping):
         allowed = "a table of what to try, such as training.lr = [0.01, 0.1]"

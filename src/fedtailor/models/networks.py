@@ -226,7 +226,7 @@ class Projection(LinearHeadModel):
 def projection(input_shape: Shape, num_classes: int, *, features: int = 256) -> Projection:
     """Build a random map to ``features`` numbers, for inputs that are features already.
 
-    A method that does not train it takes fewer features, whose choice tells nothing of any data.
+    A method that does not train it takes fewer features, whose choice tells nothing about any data.
     Distances are kept up to a factor that is the nearer to 1 the more features there are (Johnson
     and Lindenstrauss 1984, "Extensions of Lipschitz mappings into a Hilbert space").
 

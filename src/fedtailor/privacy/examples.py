@@ -1,8 +1,8 @@
 """Noise in every step of training, for a budget: what each client adds, and what it tells.
 
 Each client trains with bounded examples (:mod:`fedtailor.training.private_steps`). Neighbors differ
-by one example of one client. Examples of other clients say nothing of it, so a federation has the
-largest epsilon of its clients.
+by one example of one client. Examples of other clients say nothing about it, so a federation has
+the largest epsilon of its clients.
 
 Some methods also send sums over the features of the trained body, once a round. They are one more
 release (:mod:`fedtailor.privacy.class_statistics`), of all examples and with the same noise.

@@ -203,7 +203,7 @@ class PrivacyOptions:
 
 
 def _check_schedule(schedule: Schedule, unit: str) -> None:
-    """Check that nothing of a run looks at single clients."""
+    """Check that no part of a run looks at single clients."""
     if schedule.robust != "none":
         allowed = "'none' with federation.robust, which compares single uploads"
         raise wrong_value("privacy.unit", allowed, unit)

@@ -76,7 +76,7 @@ class Standing:
     below_alone: float | None
     """Share of clients whose model is less accurate than the best simple one of their own."""
     verdicts: Mapping[Verdict, int]
-    """How many clients of all repetitions have which verdict; empty for what is no method."""
+    """How many clients of all repetitions have which verdict; empty for what is not a method."""
     megabytes: float | None
     """What a client sends and receives in a run."""
     seconds: float | None

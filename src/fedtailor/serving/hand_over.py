@@ -63,7 +63,7 @@ def hand_over(records: RunRecords, out: Path) -> list[str]:
 
 
 def _without_sites(config: Config) -> Config:
-    """Return a configuration that names no site, and says nothing of where the data were."""
+    """Return a configuration that names no site, and does not say where the data were."""
     data = config.data
     path = "each-site" if data.path else ""
     data = replace(data, path=path, split="", new_clients=0)

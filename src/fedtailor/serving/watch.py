@@ -67,7 +67,7 @@ def _held_out_inputs(records: RunRecords, model: PersonalModel) -> Iterator[np.n
     from fedtailor.data.build import build, split_record
     from fedtailor.experiment.provenance import describe_data
 
-    # The folder of one client says nothing of the data of others.
+    # The folder of one client says nothing about the data of others.
     provenance = records.provenance
     if "data" not in provenance:
         message = f"'{records.path}' holds no held-out examples to compare with"

@@ -308,7 +308,7 @@ def check_own_data(case: Case) -> str | None:
     if not case.comparable:
         return None
 
-    # In the first round nothing of another client can have come through the server.
+    # In the first round nothing from another client can have come through the server.
     federation = case.federation()
     other_examples = _with_other_examples(federation, federation.splits[_LAST_CLIENT].train)
     changed = case.run(Exposed(), other_examples, rounds=1)

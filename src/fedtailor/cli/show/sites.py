@@ -168,7 +168,7 @@ def show_site_check(check: Check) -> None:
 def show_models(folder: Path, name: str, versions: Sequence[Mapping[str, Any]]) -> None:
     """Print the versions of the model of the site with this name."""
     if not versions:
-        say("There is no model yet: it is made when a run ends.")
+        say("There is no model yet: a run makes it when it ends.")
         return
 
     rows = []

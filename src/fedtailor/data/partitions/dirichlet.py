@@ -39,7 +39,7 @@ class Iid(Partition):
 class Dirichlet(Partition):
     """Each class is shared in proportions from a symmetric Dirichlet distribution over clients.
 
-    Clients that already hold an even share of all examples get nothing of further classes. All
+    Clients that already hold an even share of all examples get no examples of further classes. All
     shares are drawn again until every client has ``min_size`` examples. The random stream is that
     of pFedFDA's released code (McLaughlin and Su 2024, NeurIPS): with seed 42 and ``min_size`` 62.5
     the result is its partition.

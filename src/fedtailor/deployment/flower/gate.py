@@ -216,7 +216,7 @@ class _Timed(asyncio.Protocol):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose servers do not wait long for half-open TLS, and keep nothing of it."""
+    """An event loop whose servers do not wait long for half-open TLS, and keep no trace of it."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> Any:
         seconds = {"ssl_handshake_timeout": _CONNECTION_SECONDS, "ssl_shutdown_timeout": 5.0}
