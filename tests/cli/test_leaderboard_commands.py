@@ -7,6 +7,8 @@ import pytest
 from fedtailor.cli.main import main
 from fedtailor.experiment import leaderboard
 from fedtailor.experiment.leaderboard import BoardFederation, read_board
+from fedtailor.report import leaderboard as numbers
+from fedtailor.report import leaderboard_page as page
 
 SMALL = {
     "data": {"dataset": "digits", "partition": "iid", "clients": 3, "fraction": 0.3},
@@ -25,20 +27,17 @@ class Mine(FedAvg):
 
 @pytest.fixture(autouse=True)
 def board(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        leaderboard, "FEDERATIONS", {"digits": BoardFederation("three clients", SMALL)}
-    )
+    # All are imported before: else one would keep the small federation.
+    federations = {"digits": BoardFederation("three clients", SMALL)}
+    for module in (leaderboard, numbers, page):
+        monkeypatch.setattr(module, "FEDERATIONS", federations)
+
     monkeypatch.setattr(leaderboard, "_SCHEDULE", {"rounds": 1})
     monkeypatch.setattr(leaderboard, "_RATES", [0.1])
     monkeypatch.chdir(tmp_path)
 
 
-def test_run_then_add_then_show(tmp_path, capsys, monkeypatch):
-    from fedtailor.report import leaderboard as numbers
-    from fedtailor.report import leaderboard_page as page
-
-    monkeypatch.setattr(numbers, "FEDERATIONS", leaderboard.FEDERATIONS)
-    monkeypatch.setattr(page, "FEDERATIONS", leaderboard.FEDERATIONS)
+def test_run_then_add_then_show(tmp_path, capsys):
     assert main(["leaderboard", "run", "local", "fedavg", "--only", "/0"]) == 0
     captured = capsys.readouterr()
     assert "1 of 2: digits/local/0" in captured.err and "leaderboard.jsonl" in captured.out
