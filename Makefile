@@ -76,7 +76,7 @@ bench-frozen: encoder
 # all methods on all federations, in hours; what has a record is not repeated. DATA is the folder of the data sets
 leaderboard: encoder
 	$(PIP) install --quiet "optuna>=5,<6"
-	$(BIN)/python -m benchmarks.leaderboard --data-dir "$(DATA)"
+	$(BIN)/fedtailor leaderboard run --records benchmarks/results/leaderboard.jsonl --data-dir "$(DATA)"
 
 # wheel and source distribution in empty environments: pip check, demo, own folders, report, export
 release-check: $(VENV)/.installed

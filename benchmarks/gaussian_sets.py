@@ -105,8 +105,8 @@ class GaussianSets(PFedFDA):
         losses = []
         for means, covariance in zip(shared.means, shared.covariance, strict=True):
             head = classifier(means, covariance, prior, self.solver_shrinkage)
-            each = cross_entropy(head.logits(features.x), features.y, reduction="none")
-            weighted = torch.where(features.weight > 0, each * features.weight, 0.0)
+            of_rows = cross_entropy(head.logits(features.x), features.y, reduction="none")
+            weighted = torch.where(features.weight > 0, of_rows * features.weight, 0.0)
             losses.append(weighted.sum())
         return torch.stack(losses).nan_to_num(nan=torch.inf).argmin()
 

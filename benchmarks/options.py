@@ -40,11 +40,10 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
 TITLES = {"digits": "digits", "fashion_mnist": "Fashion-MNIST"}
 METHODS = ("fedavg", "fedrep", "pfedvem")
 """Of the study of server optimizers."""
-LARGEST_RATE = 0.3
 DEFAULT_CLIENT_RATE = 0.01
 LARGE_CLIENT_RATE = 0.1
 CLIENT_RATES = (DEFAULT_CLIENT_RATE, 0.03, LARGE_CLIENT_RATE, 0.3, 1.0)
-_RATES = (0.01, 0.03, 0.1, LARGEST_RATE)
+_RATES = (0.01, 0.03, 0.1, 0.3)
 OPTIMIZERS: dict[str, list[dict[str, float]]] = {
     "none": [{}],
     "sgd": [{"server_momentum": momentum} for momentum in (0.5, 0.7, 0.9)],
@@ -154,8 +153,7 @@ def _server_settings() -> list[Setting]:
     for method in METHODS:
         for name in ("none", "sgd", "adam"):
             for option in OPTIMIZERS[name]:
-                if option.get("server_lr") != LARGEST_RATE:
-                    settings.append(_server_setting(method, name, option, LARGE_CLIENT_RATE))
+                settings.append(_server_setting(method, name, option, LARGE_CLIENT_RATE))
     return settings
 
 

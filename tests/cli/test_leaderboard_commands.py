@@ -107,3 +107,9 @@ def test_an_interrupted_board_goes_on(capsys, monkeypatch):
         patch.setattr(leaderboard, "run_cell", interrupt)
         assert main(["leaderboard", "run", "local"]) == 6
     assert "continues where this one stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failures, code", [({}, 0), ({"digits/local/0": "no reason"}, 5)])
+def test_a_failed_cell_is_in_the_exit_code(monkeypatch, failures, code):
+    monkeypatch.setattr(leaderboard, "run_cells", lambda *cells, **options: failures)
+    assert main(["leaderboard", "run", "local"]) == code

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from benchmarks import leaderboard as program
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import ConfigError, DataError, RunError, UsageError
 from fedtailor.data import build
@@ -352,16 +351,3 @@ def test_what_is_tried_is_a_list(value):
 def test_a_name_of_no_cell_is_refused():
     with pytest.raises(ConfigError, match="--only must be parts of the name of a cell"):
         make_cells(["ditto"], only=["typo/"])
-
-
-@pytest.mark.parametrize("failures, code", [([], 0), (["table/fedavg/0"], 1)])
-def test_the_program_of_the_board_says_whether_a_cell_failed(monkeypatch, failures, code):
-    monkeypatch.setattr(program, "run_cells", lambda *cells, **options: failures)
-    monkeypatch.setattr(sys, "argv", ["leaderboard", "--only", "table/"])
-    assert program.main() == code
-
-
-def test_the_program_of_the_board_explains_a_wrong_name_in_a_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["leaderboard", "--list", "--only", "digits/typo"])
-    assert program.main() == ConfigError.exit_code
-    assert capsys.readouterr().err.startswith("error: --only must be")
