@@ -147,6 +147,8 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     It adds how a client trains, estimates its Gaussian, and combines that with the server's.
     """
 
+    averages_models = True  # of bodies; the Gaussian is made beside them
+
     prediction_prior: Literal["client", "uniform"] = "client"
     """The class prior of the personal models. client: that under which the body was trained;
     uniform: all classes are equally likely, so that rare classes are found more often."""
@@ -181,11 +183,6 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     def is_pooled(self) -> bool:
         """Whether the server makes the Gaussian."""
         return self.statistics == "pooled"
-
-    @property
-    def averages_models(self) -> bool:
-        """Say that bodies are averaged; the Gaussian is made beside them."""
-        return type(self).aggregate is GaussianClassifier.aggregate
 
     @property
     def unbounded_options(self) -> dict[str, str]:

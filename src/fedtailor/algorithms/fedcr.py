@@ -120,6 +120,8 @@ def alignment_loss(
 class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     """Personalization with a representation that is common across clients."""
 
+    averages_models = True  # of bodies; Gaussians of classes are multiplied beside them
+
     presets = {
         "reference": {},
         "paper": {"likelihood": "log_expected", "prediction": "mean_probabilities"},
@@ -142,11 +144,6 @@ class FedCR(ft.Algorithm[ServerState, ClientState, Personal]):
     aggregate_body: bool = True
     """Whether bodies are averaged; otherwise they are personal, and only the Gaussians of the
     classes are shared."""
-
-    @property
-    def averages_models(self) -> bool:
-        """Say that bodies are averaged; the Gaussians of classes are multiplied beside them."""
-        return type(self).aggregate is FedCR.aggregate
 
     @property
     def adaptation(self) -> list[ft.Adaptation]:

@@ -70,6 +70,8 @@ class ClientState(NamedTuple):
 class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     """Feature alignment and classifier collaboration."""
 
+    averages_models = True  # of bodies; heads and class means are combined beside them
+
     penalty: Annotated[
         ft.NonNegativeFloat,
         ft.AtZero("features are not aligned; with personal heads, this is FedRep."),
@@ -85,11 +87,6 @@ class FedPAC(ft.Algorithm[ServerState, ClientState, ft.FineTuned]):
     """Epochs that tune a copy of the head on the final body; 0: predict with the head as it is."""
     onboard_epochs: ft.NonNegativeInt = 5
     """Epochs of a new client's head."""
-
-    @property
-    def averages_models(self) -> bool:
-        """Say that bodies are averaged; heads and class means are combined beside them."""
-        return type(self).aggregate is FedPAC.aggregate
 
     @property
     def adaptation(self) -> list[ft.Adaptation]:

@@ -98,11 +98,21 @@ class Algorithm(ABC, Generic[S, C, P]):
     them adds, in as many steps as :meth:`bounded_steps` says. With a :attr:`feature_bound`, they
     may also hold ``counts``, ``sums`` and ``squares`` of features of the examples, once."""
 
+    averages_models: ClassVar[bool] = True
+    """Whether the mean of the clients' models is all that the next model is made of. Then a server
+    optimizer can take the step towards this mean. A class with an ``aggregate`` of its own says so
+    if that only treats what comes beside the models in another way; otherwise it is False there."""
+
     unused_training: ClassVar[tuple[str, ...]] = ()
     """Names of training options that have no effect on the method."""
 
     training: Training = field(default_factory=Training)
     """How a client trains."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "aggregate" in vars(cls) and "averages_models" not in vars(cls):
+            cls.averages_models = False
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -176,16 +186,6 @@ class Algorithm(ABC, Generic[S, C, P]):
         ``noise``: its standard deviation on every number, by field.
         """
         return received
-
-    @property
-    def averages_models(self) -> bool:
-        """Return whether the mean of the clients' models is all that the next model is made of.
-
-        Then a server optimizer can take the step towards this mean. By default where ``aggregate``
-        is inherited. A method whose own ``aggregate`` only treats what comes beside the models in
-        another way says so, for that ``aggregate`` and not for one of a subclass.
-        """
-        return type(self).aggregate is Algorithm.aggregate
 
     @property
     def adaptation(self) -> Sequence[Adaptation]:
