@@ -51,8 +51,10 @@ def pack_upload(upload: Upload, messages: Messages) -> tree.Tree:
         DataError: the upload is not as declared in another way than by its values, and cannot
             travel.
     """
-    # Rows that are left out would hide what is wrong in them.
-    has_wrong_values = _has_wrong_values(upload, messages)
+    problem = problem_with(upload, messages)
+    if problem is not None and problem.kind not in VALUE_PROBLEMS:
+        raise DataError(f"upload: {problem}.", key=problem.field or None)
+
     values: dict[str, tree.Tree] = {}
     weights: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
@@ -66,35 +68,12 @@ def pack_upload(upload: Upload, messages: Messages) -> tree.Tree:
         if isinstance(entry, Sum) and isinstance(entry.mask, Tensor):
             rows[name] = _to_bits(entry.mask)
 
-        sent = torch.ones((), dtype=torch.bool) if has_wrong_values else sent_rows(entry)
+        # Rows that are left out would hide what is wrong in them.
+        sent = sent_rows(entry) if problem is None else torch.ones((), dtype=torch.bool)
         leaves = [_packed_leaf(leaf, sent, field) for leaf in tree.leaves(entry.value)]
         values[name] = tree.rebuild(entry.value, iter(leaves))
 
     return {"values": values, "weights": weights, "rows": rows}
-
-
-def _has_wrong_values(upload: Upload, messages: Messages) -> bool:
-    """Return whether values of an upload are wrong.
-
-    Raises:
-        DataError: something else is.
-    """
-    problem = problem_with(upload, messages)
-    if problem is None:
-        return False
-
-    # Wrong values of one field may hide a problem of another kind in another field.
-    problems = [problem]
-    if problem.kind in VALUE_PROBLEMS:
-        for name, entry in upload.items():
-            other = problem_with({name: entry}, {name: messages[name]})
-            problems += [] if other is None else [other]
-
-    for problem in problems:
-        if problem.kind not in VALUE_PROBLEMS:
-            raise DataError(f"upload: {problem}.", key=problem.field or None)
-
-    return True
 
 
 def unpack_upload(packed: tree.Tree, messages: Messages) -> Upload:
