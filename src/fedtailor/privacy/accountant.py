@@ -23,10 +23,6 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from fedtailor.core.errors import ConfigError
-
-SMALLEST_DELTA = 1e-10
-"""Below it, the rounding of Fourier transforms could decide."""
 _TAIL = 1e-15
 """Mass of the losses that are left out on either side; it is added to delta."""
 _WIDEST_STEP = 1e-3
@@ -72,14 +68,13 @@ def epsilon_of(delta: float, releases: Sequence[Release]) -> float:
     With noise below 0.05, releases count as if everybody took part.
 
     Args:
-        delta: from 1e-10 to below 1.
+        delta: from 1e-10, below which the rounding of Fourier transforms could decide, to below 1.
         releases: any number, also of different noise and rate.
 
     Example:
         >>> round(epsilon_of(1e-5, [Release(noise=5.0, rate=1.0, times=30)]), 3)
         4.866
     """
-    _check_delta(delta)
     releases = [release for release in releases if release.times and release.rate]
     if not releases:
         return 0.0
@@ -115,7 +110,6 @@ def noise_for(
         >>> round(noise_for(8.0, 1e-5, [(1.0, 30)]), 2)
         3.29
     """
-    _check_delta(delta)
 
     def told_with(noise: float) -> float:
         return epsilon_of(delta, [Release(noise, *part) for part in plan])
@@ -188,15 +182,6 @@ def _bounds(told_with: Callable[[float], float], most: float, near: float) -> tu
             noise = math.sqrt(short * enough) if short > 0 and enough < math.inf else noise
 
     return short, enough
-
-
-def _check_delta(delta: float) -> None:
-    if not SMALLEST_DELTA <= delta < 1:
-        raise ConfigError(
-            f"privacy.delta must be from {SMALLEST_DELTA:g} to below 1, got {delta:g}.",
-            key="privacy.delta",
-            got=delta,
-        )
 
 
 # Everybody takes part
