@@ -36,7 +36,6 @@ from fedtailor.deployment.mask_messages import (
 from fedtailor.deployment.options import SiteOptions
 from fedtailor.deployment.plan import DeploymentPlan
 from fedtailor.deployment.roster import spell
-from fedtailor.deployment.site_privacy import no_roster
 from fedtailor.deployment.trust import pinned_roster
 from fedtailor.deployment.wire import whole
 from fedtailor.privacy.masks.journal import Journal
@@ -74,7 +73,7 @@ class SiteMasks:
             client: the number of the site.
 
         Raises:
-            ConfigError: the site trusts no roster.
+            ConfigError: ``site.toml`` asks for more than its roster.
             DataError: the roster has other sites than the plan, the site is a new one, or a file is
                 damaged.
             RunError: the key of the site cannot be read, or a file cannot be written.
@@ -83,8 +82,7 @@ class SiteMasks:
             raise RefusedError("a site that was added as new takes part in no sum.")
 
         roster = pinned_roster(folder, options)
-        if roster is None:
-            raise no_roster()
+        assert roster is not None, "without one, the plan was refused"
         self._pin = roster.pin
         names = [site.name for site in roster.sites]
         if len(names) != plan.population or names[client : client + 1] != [options.name]:

@@ -90,7 +90,8 @@ class SitePrivacy:
 
         if privacy.secure_sums and trains:
             if not self.roster:
-                raise no_roster()
+                message = "this site trusts no roster for secure sums: 'fedtailor site trust'."
+                raise ConfigError(message, key="privacy.roster", allowed="a roster", got="none")
 
             colluding = colluding_of(num_sites, privacy.colluding)
             fewest = max(privacy.smallest_sum, colluding + 2)
@@ -157,9 +158,3 @@ def _spell_epsilon(steps: Mapping[tuple[float, float], int], delta: float) -> st
     releases = [Release(noise, rate, count) for (noise, rate), count in steps.items()]
     epsilon = epsilon_of(delta, releases)
     return f"epsilon {round_up(epsilon)} (delta {delta:g}) per example"
-
-
-def no_roster() -> ConfigError:
-    """Return the error for a site that is asked for secure sums and trusts no roster."""
-    message = "this site trusts no roster for secure sums: 'fedtailor site trust'."
-    return ConfigError(message, key="privacy.roster", allowed="a roster", got="none")
