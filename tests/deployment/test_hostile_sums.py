@@ -33,6 +33,7 @@ from hostile import Tolerant
 from sites import (
     VALUES,
     FunctionTransport,
+    Losing,
     World,
     divide_digits,
     from_bytes,
@@ -44,18 +45,6 @@ NAMES = ("clinic", "hospital", "office", "practice")
 DATA = divide_digits(NAMES, rows=20)
 COUNT = 6000 if os.environ.get("FEDTAILOR_FULL") else 120
 """Changed messages in each direction."""
-
-
-class Losing(FunctionTransport):
-    """A transport that loses what a site is sent in a round."""
-
-    def send(self, requests):
-        kept = {
-            client: request
-            for client, request in requests.items()
-            if (client, request.head["kind"], request.head.get("round")) != (2, "train", 2)
-        }
-        super().send(kept)
 
 
 def make_world(path, *, new=(), policy=None, **values):
@@ -72,9 +61,13 @@ def make_world(path, *, new=(), policy=None, **values):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return a world whose run has requests of all kinds."""
+    """Return a world whose run has requests of all kinds: a site loses what it is sent in a round."""
+
+    def is_lost(client, request):
+        return (client, request.head["kind"], request.head.get("round")) == (2, "train", 2)
+
     world = make_world(tmp_path_factory.mktemp("sums"), algorithm={"name": "fedproto"})
-    world.serve(lambda sites: Losing([site.answer for site in sites]))
+    world.serve(lambda sites: Losing([site.answer for site in sites], is_lost))
     assert {request.head["kind"] for _, request in world.transport.sent} >= {*KINDS, "train"}
     return world
 
