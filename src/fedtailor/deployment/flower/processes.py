@@ -234,7 +234,8 @@ class ServerProcesses:
         context = ssl.create_default_context(cafile=str(self._certificate))
         context.check_hostname = False
         end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end and self._supervisor.is_running("superlink"):
+        needed = {"superlink", name}
+        while time.monotonic() < end and all(map(self._supervisor.is_running, needed)):
             try:
                 with urllib.request.urlopen(f"https://{address}/health", None, 5, context=context):
                     return
