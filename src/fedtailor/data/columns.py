@@ -403,21 +403,6 @@ def are_categories(values: Collection[str]) -> bool:
     return all(map(is_text, values)) and list(values) == sorted(set(values))
 
 
-def is_number_within(value: object, low: float, high: float) -> bool:
-    """Return whether a value of a record is a number from ``low`` to ``high``; NaN is not."""
-    return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
-
-
-def require_count(value: Any, what: str) -> None:
-    """Check that a value of a record is a possible number of values at one site.
-
-    Raises:
-        DataError: it is not.
-    """
-    is_count = type(value) is int and 0 <= value <= MAX_VALUES
-    require(is_count, what, f"a whole number from 0 to {MAX_VALUES}", value)
-
-
 def require_object(value: Any, entries: set[str], what: str, allowed: str) -> None:
     """Check that a value of a record is an object with these entries.
 

@@ -11,17 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from fedtailor.data.columns import (
-    LARGEST_NUMBER,
-    is_number_within,
-    require,
-    require_count,
-    require_object,
-)
+from fedtailor.data.columns import LARGEST_NUMBER, MAX_VALUES, require, require_object
 from fedtailor.data.dataset import Normalization
 
 LEAST_ROWS = 10
@@ -63,7 +58,8 @@ class ColumnMoments:
         allowed = "an object with count, mean and squares"
         require_object(record, {"count", "mean", "squares"}, "moments", allowed)
         count = record["count"]
-        require_count(count, "count of moments")
+        is_count = type(count) is int and 0 <= count <= MAX_VALUES
+        require(is_count, "count of moments", f"a whole number from 0 to {MAX_VALUES}", count)
 
         largest = LARGEST_NUMBER if count else 0.0
         mean = _numbers("mean", record["mean"], width, -largest, largest)
@@ -104,19 +100,8 @@ def _moments(values: np.ndarray) -> ColumnMoments:
 
 
 def merge_moments(parts: Sequence[ColumnMoments]) -> ColumnMoments:
-    """Merge the moments of sites, one or more, in the order of client ids.
-
-    Raises:
-        DataError: they have different numbers of features.
-    """
-    merged = parts[0]
-    for part in parts[1:]:
-        width = len(merged.mean)
-        fits = len(part.mean) == width
-        require(fits, "moments", f"of {width} features, as those before", len(part.mean))
-        merged = _merged(merged, part)
-
-    return merged
+    """Merge the moments of sites, one or more, in the order of client ids."""
+    return reduce(_merged, parts)
 
 
 def _merged(first: ColumnMoments, second: ColumnMoments) -> ColumnMoments:
@@ -159,6 +144,7 @@ def _numbers(what: str, values: Any, width: int, low: float, high: float) -> np.
     allowed = f"{width} numbers from {low:g} to {high:g}"
     require(type(values) is list and len(values) == width, what, allowed, values)
     for value in values:
-        require(is_number_within(value, low, high), what, allowed, value)
+        is_allowed = type(value) in (int, float) and low <= value <= high
+        require(is_allowed, what, allowed, value)
 
     return np.array(values, dtype=np.float64)
