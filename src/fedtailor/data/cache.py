@@ -144,17 +144,11 @@ def _write(folder: Path, signature: str, dataset: Dataset) -> None:
             for name, array in present.items():
                 np.save(unfinished / f"{name}.npy", array, allow_pickle=False)
 
-            text = json.dumps(meta, default=_plain)
-            (unfinished / "meta.json").write_text(text, encoding="utf-8")
+            (unfinished / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     except OSError:
         # Another process may have been faster.
         if not (folder / "meta.json").is_file():
             raise
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold for a mapping or a NumPy number."""
-    return value.item() if isinstance(value, np.generic) else dict(value)
 
 
 @cache
