@@ -60,6 +60,9 @@ def read_table_like(path: Path, training: TrainingTables, keep: Sequence[str] = 
         training: the tables that the model was trained on.
         keep: columns whose cells are returned beside the features, as they stand in the file.
 
+    Raises:
+        DataError: a column to keep is not there.
+
     Example:
         >>> from fedtailor.data.columns import Column
         >>> tables = TrainingTables(Columns((Column("age", "number"),)))
@@ -74,25 +77,23 @@ def read_table_like(path: Path, training: TrainingTables, keep: Sequence[str] = 
     keep = [escaped(name) for name in keep]
     sought = replace(_sought(training), keep=keep)
     table = read_table(path, place, sought, {}, limit=MAX_TOTAL_BYTES)
-    like = _encode(table, training, place, ignored=keep)
-    if table is None or like.x is None:
+    if table is None:
+        return LikeTable(None, (), place.findings.problems)
+
+    like = _encode(table, training, ignored=keep)
+    if like.x is None:
         return like
 
-    kept_cells = {name: _cells_to_keep(table, name) for name in keep}
+    # The cells to keep are as they stand in the file, but safe to print.
+    kept_cells = {}
+    for name in keep:
+        if name not in table.columns:
+            whose = f"'{place.path}'"
+            raise unknown_name("column", name, table.names, of=whose, key="keep", kind=DataError)
+
+        kept_cells[name] = [escaped(text) for text in table.kept[name]]
+
     return like._replace(keep=kept_cells)
-
-
-def _cells_to_keep(table: Table, name: str) -> list[str]:
-    """Return the cells of a column as they stand in the file, safe to print.
-
-    Raises:
-        DataError: there is no such column.
-    """
-    if name not in table.columns:
-        whose = f"'{table.place.path}'"
-        raise unknown_name("column", name, table.names, of=whose, key="keep", kind=DataError)
-
-    return [escaped(text) for text in table.kept[name]]
 
 
 def read_frame_like(frame: Any, training: TrainingTables) -> LikeTable:
@@ -132,7 +133,7 @@ def read_frame_like(frame: Any, training: TrainingTables) -> LikeTable:
         message = f"expected {allowed}, got {got}."
         raise DataError(message, key="frame", allowed=allowed, got=got) from error
 
-    return _encode(table, training, place)
+    return _encode(table, training)
 
 
 def _sought(training: TrainingTables) -> Sought:
@@ -151,24 +152,19 @@ def names_of_texts(columns: Columns) -> set[str]:
     return {column.name for column in columns.columns if column.kind == "category"}
 
 
-def _encode(
-    table: Table | None,
-    training: TrainingTables,
-    place: FindingPlace,
-    ignored: Container[str] = (),
-) -> LikeTable:
+def _encode(table: Table, training: TrainingTables, ignored: Container[str] = ()) -> LikeTable:
     """Turn the cells of a table into features.
 
     Args:
-        table: None if it could not be read.
+        table: gets the problems.
         training: says how cells become features.
-        place: gets the problems.
         ignored: columns that may be there though the data in training had none like them.
     """
     columns = training.columns
-    if table is not None and not place.findings.has_errors:
+    place = table.place
+    if not place.findings.has_errors:
         _check(table, columns, ignored)
-    if table is None or place.findings.has_errors:
+    if place.findings.has_errors:
         return LikeTable(None, (), place.findings.problems)
 
     cells: dict[str, np.ndarray | Texts] = {}
