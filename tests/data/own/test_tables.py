@@ -76,6 +76,14 @@ def test_a_late_typo_in_a_long_column_of_numbers_is_named(tmp_path):
     assert error.kind == "stray_text" and "oops" in error.message
 
 
+def test_text_in_a_long_column_of_numbers_is_counted_among_all_its_cells(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedtailor.data.own.table._BLOCK", 300)  # a hundred rows at a time
+    cells = [f"{row}.5" for row in range(1000)]
+    cells[500:520] = ["oops"] * 20
+    (error,) = read(write(tmp_path / "data", A=column(cells))).findings.errors
+    assert error.kind == "stray_text" and "text in 20 of 1000 cells" in error.message
+
+
 def test_the_index_that_pandas_saved_is_no_feature(tmp_path):
     columns = {"age": [1.0, 2.0, 4.0], "label": [0, 1, 0], "__index_level_0__": [5, 7, 9]}
     own = read(write_parquet(tmp_path / "data", "A", columns))

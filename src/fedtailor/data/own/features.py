@@ -271,10 +271,13 @@ def _find_wrong_texts(feature: _Feature, example: str, line: int) -> Iterator[Fi
 
     num_filled = sum(cells.num_filled for cells in feature.cells)
     num_texts = sum(at.num_rows for at in feature.text_at if at is not None)
-    if len(numbers) >= _NUMBERS_OF_A_MEASUREMENT and num_texts <= _STRAY * num_filled:
+    # Of a long column, only the cells up to the last text that was kept are counted as filled.
+    num_numbers = sum(np.count_nonzero(~np.isnan(cells.numbers)) for cells in feature.cells)
+    num_values = max(num_filled, num_numbers + num_texts)
+    if len(numbers) >= _NUMBERS_OF_A_MEASUREMENT and num_texts <= _STRAY * num_values:
         text = json.dumps(others[0], ensure_ascii=False)
         message = (
-            f"{title} holds numbers, but text in {num_texts} of {num_filled} cells, such as "
+            f"{title} holds numbers, but text in {num_texts} of {num_values} cells, such as "
             f"{example}. Correct or empty them, or say which text means a missing value: "
             f"{missing_value_text(feature.name, text)}."
         )
