@@ -17,7 +17,6 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.options import Range
 from fedtailor.data.columns import (
     MAX_CATEGORIES,
-    MAX_COLUMNS,
     MAX_VALUES,
     MISSING,
     Column,
@@ -25,6 +24,7 @@ from fedtailor.data.columns import (
     Number,
     RawTable,
     are_categories,
+    check_column_names,
     is_text,
     read_record,
     require,
@@ -77,18 +77,12 @@ class ColumnSummaries:
         """
         what = "summaries of columns"
         require_object(record, {"columns", "unused"}, what, "an object with columns and unused")
-        unused = record["unused"]
-        what = "columns of summaries"
-        is_list = type(record["columns"]) is list and 0 < len(record["columns"]) <= MAX_COLUMNS
-        require(is_list, what, f"a list of 1 to {MAX_COLUMNS} columns", record["columns"])
-        is_list = type(unused) is list and len(unused) <= MAX_COLUMNS
-        are_texts = is_list and all(type(name) is str for name in unused)
-        require(are_texts, f"unused {what}", f"a list of at most {MAX_COLUMNS} texts", unused)
+        are_lists = type(record["columns"]) is list and type(record["unused"]) is list
+        require(are_lists, what, "lists of columns and of unused ones", record)
 
         columns = tuple(_read_column(column) for column in record["columns"])
-        names = [*(column.name for column in columns), *unused]
-        require(len(set(names)) == len(names), what, "columns with different names", names)
-        return cls(columns, tuple(unused))
+        check_column_names([column.name for column in columns], record["unused"])
+        return cls(columns, tuple(record["unused"]))
 
 
 def _read_column(column: Any) -> ColumnSummary:

@@ -219,13 +219,7 @@ class Columns:
     group, split, and columns that were left out."""
 
     def __post_init__(self) -> None:
-        count = len(self.columns)
-        are_few = 0 < count <= MAX_COLUMNS and len(self.unused) <= MAX_COLUMNS
-        require(are_few, "columns", f"1 to {MAX_COLUMNS} columns", count)
-        are_texts = all(type(name) is str for name in self.unused)
-        require(are_texts, "unused columns", "texts", self.unused)
-        names = [*self.names, *self.unused]
-        require(len(set(names)) == len(names), "columns", "columns with different names", names)
+        check_column_names(self.names, self.unused)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -312,6 +306,20 @@ class Columns:
             for column in record["columns"]
         ]
         return cls(tuple(columns), tuple(record["unused"]))
+
+
+def check_column_names(names: Sequence[str], unused: Sequence[str]) -> None:
+    """Check the names of the columns that a table has, and of those of which nothing is used.
+
+    Raises:
+        DataError: there is none or too many, one is no text, or a name appears twice.
+    """
+    are_few = 0 < len(names) <= MAX_COLUMNS and len(unused) <= MAX_COLUMNS
+    require(are_few, "columns", f"1 to {MAX_COLUMNS} columns", len(names))
+    require(all(type(name) is str for name in unused), "unused columns", "texts", unused)
+    all_names = [*names, *unused]
+    are_different = len(set(all_names)) == len(all_names)
+    require(are_different, "columns", "columns with different names", all_names)
 
 
 def _count_rows(cells: Mapping[str, np.ndarray | Texts], columns: Sequence[Column]) -> int:
