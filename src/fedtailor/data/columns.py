@@ -231,12 +231,6 @@ class Columns:
         """Names of all features, in their order."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
-    def compare(self, names: Collection[str]) -> tuple[list[str], list[str]]:
-        """Return the columns that a table with these names lacks, and those that it has besides."""
-        missing = [name for name in self.names if name not in names]
-        expected = {*self.names, *self.unused}
-        return missing, [name for name in names if name not in expected]
-
     def encode(self, cells: Mapping[str, np.ndarray | Texts]) -> Encoded:
         """Return the features of a table.
 

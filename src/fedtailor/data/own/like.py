@@ -238,8 +238,9 @@ def check_names(table: Table, columns: Columns, ignored: Container[str]) -> None
         columns: of the data in training.
         ignored: columns that may be there too.
     """
-    missing, others = columns.compare(table.names)
-    extra = [name for name in others if name not in ignored]
+    known = {*columns.names, *columns.unused}
+    missing = [name for name in columns.names if name not in table.columns]
+    extra = [name for name in table.names if name not in known and name not in ignored]
     for kind, wrong, what in (
         ("missing_column", missing, "missing, which the data in training had"),
         ("extra_column", extra, "there that the data in training did not have"),
