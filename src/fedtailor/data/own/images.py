@@ -17,7 +17,7 @@ from fedtailor.core.text import counted, quoted
 from fedtailor.data.files import READING, Report, to_nobody
 from fedtailor.data.options import DataOptions
 from fedtailor.data.own.arrays import warn_if_dark
-from fedtailor.data.own.decode import Decoded, decode, reading_images
+from fedtailor.data.own.decode import decode, reading_images
 from fedtailor.data.own.duplicates import Occurrence, report_duplicate_files
 from fedtailor.data.own.findings import FindingPlace, Findings, Unusable, limit_size
 from fedtailor.data.pictures import square
@@ -56,10 +56,8 @@ class _Stack:
     color: str
     x: np.ndarray | None = None
     rows: list[int] = field(default_factory=list)
-    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(width, height) as stored, upright."""
-    first: dict[tuple[int, int], str] = field(default_factory=dict)
-    """A file of each size."""
+    sizes: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    """The files of each size (width, height) as stored, upright."""
     enlarged: int = 0
 
     def add(self, row: int, pixels: np.ndarray, path: str) -> None:
@@ -69,8 +67,7 @@ class _Stack:
             Unusable: ``too_large``, all images together would take too much memory.
         """
         size = (pixels.shape[1], pixels.shape[0])
-        self.sizes[size] += 1
-        self.first.setdefault(size, path)
+        self.sizes.setdefault(size, []).append(path)
         self.enlarged += min(size) < self.side
         image = square(pixels, self.side) if self.side else pixels
         if self.color != "auto":
@@ -126,10 +123,13 @@ def read_pictures(
     with reading_images():
         for row, (path, where) in enumerate(pictures):
             place = FindingPlace(findings, where.site, where.path)
-            decoded = _decode(path, place)
-            report(READING, row + 1, len(pictures))
-            if decoded is None:
+            try:
+                decoded = decode(path)
+            except Unusable as error:
+                place.add(error.kind, error.message)
                 continue
+            finally:
+                report(READING, row + 1, len(pictures))
 
             traits.update(decoded.traits)
             # Nearly black images are judged over all files, not one by one.
@@ -169,15 +169,6 @@ def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     return pixels
 
 
-def _decode(path: Path, place: FindingPlace) -> Decoded | None:
-    """Return a decoded file; None, with the problem added, if it cannot be used."""
-    try:
-        return decode(path)
-    except Unusable as error:
-        place.add(error.kind, error.message)
-        return None
-
-
 def _digest(pixels: np.ndarray) -> bytes:
     digest = hashlib.sha256(str(pixels.shape).encode())
     digest.update(np.ascontiguousarray(pixels).data)
@@ -190,10 +181,9 @@ def _have_one_size(stack: _Stack, findings: Findings) -> bool:
         return True
 
     named = []
-    by_frequency = stack.sizes.most_common()
-    for (width, height), count in by_frequency:
-        example = quoted(stack.first[width, height])
-        named.append(f"{width} x {height}: {count} (such as {example})")
+    by_frequency = sorted(stack.sizes.items(), key=lambda item: -len(item[1]))
+    for (width, height), files in by_frequency:
+        named.append(f"{width} x {height}: {len(files)} (such as {quoted(files[0])})")
 
     # Most are as they should be; a single thumbnail must not decide.
     usual, _ = by_frequency[0]
@@ -203,8 +193,8 @@ def _have_one_size(stack: _Stack, findings: Findings) -> bool:
         "resize all to squares of that side, or remove the images of other sizes."
     )
     # The rarest size is most likely the wrong one.
-    rarest, _ = by_frequency[-1]
-    findings.add("image_sizes", message, path=stack.first[rarest])
+    _, rarest = by_frequency[-1]
+    findings.add("image_sizes", message, path=rarest[0])
     return False
 
 
