@@ -21,10 +21,11 @@ In tables with few distinct values, rows can be equal by chance.
 def pages() -> dict[str, str]:
     """Return the text of the page by its path below docs."""
     parts = [INTRODUCTION]
-    for section, kinds in SECTIONS.items():
+    for section, by_severities in SECTIONS.items():
         parts.append(f"\n## {section}\n{NOTES.get(section, '')}\n")
         parts.append("| kind | severity | meaning |\n|---|---|---|\n")
-        for kind, (severities, words) in kinds.items():
-            parts.append(f"| `{kind}` | {', '.join(severities)} | {words} |\n")
+        for severities, kinds in by_severities.items():
+            for kind, words in kinds.items():
+                parts.append(f"| `{kind}` | {severities} | {words} |\n")
 
     return {"reference/data-problems.md": "".join(parts)}

@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     """What problems of this kind are, in the plural."""
 
 
-_KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+SECTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "Folders and files": {
         "error": {
             "not_found": "missing paths",
@@ -206,26 +206,20 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
     },
 }
-"""Words by section of the page, severities and kind; what others cause comes last."""
+"""The words of every kind, by section of the page and severities; what others cause comes last."""
 
 
-def _collect_sections() -> dict[str, dict[str, Kind]]:
-    sections: dict[str, dict[str, Kind]] = {}
-    for section, by_severity in _KINDS.items():
-        sections[section] = {}
-        for severities, kinds in by_severity.items():
+def _collect_kinds() -> dict[str, Kind]:
+    collected: dict[str, Kind] = {}
+    for by_severities in SECTIONS.values():
+        for severities, kinds in by_severities.items():
             allowed = cast(tuple[Severity, ...], tuple(severities.split(", ")))
-            sections[section].update({kind: Kind(allowed, words) for kind, words in kinds.items()})
+            collected |= {kind: Kind(allowed, words) for kind, words in kinds.items()}
 
-    return sections
+    return collected
 
 
-SECTIONS: Mapping[str, Mapping[str, Kind]] = _collect_sections()
-"""Every kind of problem, by section of the page."""
-
-KINDS: Mapping[str, Kind] = {
-    kind: entry for kinds in SECTIONS.values() for kind, entry in kinds.items()
-}
+KINDS: Mapping[str, Kind] = _collect_kinds()
 """Every kind of problem."""
 
 SEVERAL_LABELS = (
