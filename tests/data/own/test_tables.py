@@ -641,6 +641,20 @@ def test_the_time_to_read_grows_with_the_columns_not_with_their_square(tmp_path)
     assert dataset.x.shape == (2, 8_000) and time.process_time() - start < 3
 
 
+@pytest.mark.slow
+def test_wide_tables_are_compared_in_seconds(tmp_path):
+    """Every column that a table lacks was looked up in a new list of all columns, for each other."""
+    tables = {}
+    for site in "ab":
+        lacking = [f"{site}{number}" for number in range(80)]
+        header = [*lacking, *(f"gene{number}" for number in range(5_000)), "label"]
+        tables[site] = [header, *([*range(5_080), label] for label in (0, 1))]
+
+    start = time.process_time()
+    findings = read(write(tmp_path / "d", **tables)).findings
+    assert findings.counts["error", "missing_column"] == 160 and time.process_time() - start < 4
+
+
 # Images in tables
 
 

@@ -429,27 +429,26 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
 
     # A column that few tables have is extra there; one that few lack is missing there.
     extra = {name for name, count in having.items() if 2 * count < total}
-    for table in tables:
-        names = set(table.used)
-        here = [name for name in table.used if name in extra]
+    used = [set(table.used) for table in tables]
+    for table, names in zip(tables, used, strict=True):
         rare = [name for name in table.used if having[name] < total]
         for name, count in having.items():
-            if name in here:
+            if name in names and name in extra:
                 message = f"Column {quoted(name)} is in {count} of {total} tables only."
                 hint = f" To leave it out: {leave_out_text(name)}."
                 table.table.place.add("extra_column", message + hint)
             elif name not in names and name not in extra:
                 have = "has" if count == 1 else "have"
                 message = f"No column {quoted(name)}: {count} of {total} tables {have} it."
-                apart = [other for other in rare if not _share_a_table(name, other, tables)]
+                apart = [other for other in rare if not _share_a_table(name, other, used)]
                 other = _similar(name, apart)
                 hint = f" Is it {quoted(other)} here? Then rename it." if other else ""
                 table.table.place.add("missing_column", message + hint)
 
 
-def _share_a_table(name: str, other: str, tables: Sequence[_SiteTable]) -> bool:
+def _share_a_table(name: str, other: str, used: Sequence[set[str]]) -> bool:
     """Return whether a table has both columns, which then are different ones."""
-    return any({name, other}.issubset(table.used) for table in tables)
+    return any(name in names and other in names for names in used)
 
 
 def _similar(name: str, others: Sequence[str]) -> str:
