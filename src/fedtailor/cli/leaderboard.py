@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from fedtailor.cli.options import (
     number_option,
     read_assignments,
     text_option,
-    with_options,
 )
 from fedtailor.cli.parsing import Command, make_group
 from fedtailor.cli.shell import Interrupted, print_result
@@ -36,40 +35,33 @@ _NOBODY_TO_COMPARE_WITH = (
 )
 
 
-class CellOptions(NamedTuple):
-    """The options of commands that run cells."""
-
-    records: Records = _DEFAULT
-    data_dir: Annotated[
-        str,
-        text_option(
-            "FOLDER", "Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor)."
-        ),
-    ] = ""
-    engine: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="How clients are run (see: fedtailor list engines)."),
-    ] = "auto"
-    only: Annotated[
-        list[str] | None,
-        text_option(
-            "TEXT",
-            "Only cells FEDERATION/METHOD/REPETITION with this text in the name, such as "
-            "digits/. May be repeated.",
-        ),
-    ] = None
-    hours: Annotated[
-        float | None,
-        number_option(
-            "--hours",
-            "Begin no cell after so many hours (default: no limit).",
-            kind=float,
-            at_least=0,
-        ),
-    ] = None
-
-
-_USUAL = CellOptions()
+DataDir = Annotated[
+    str,
+    text_option(
+        "FOLDER", "Folder of the data sets (default: FEDTAILOR_DATA, else ~/.cache/fedtailor)."
+    ),
+]
+Engine = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="How clients are run (see: fedtailor list engines)."),
+]
+Only = Annotated[
+    list[str] | None,
+    text_option(
+        "TEXT",
+        "Only cells FEDERATION/METHOD/REPETITION with this text in the name, such as "
+        "digits/. May be repeated.",
+    ),
+]
+Hours = Annotated[
+    float | None,
+    number_option(
+        "--hours",
+        "Begin no cell after so many hours (default: no limit).",
+        kind=float,
+        at_least=0,
+    ),
+]
 
 leaderboard_app = make_group(
     "Compare all methods on the same federations, with equal numbers of trials."
@@ -77,7 +69,6 @@ leaderboard_app = make_group(
 
 
 @leaderboard_app.command("run", cls=Command)
-@with_options("cells", CellOptions)
 def run(
     methods: Annotated[
         list[str] | None,
@@ -86,7 +77,11 @@ def run(
             "Methods, such as ditto, or package.module:Class (default: all of the package).",
         ),
     ] = None,
-    cells: CellOptions = _USUAL,
+    records: Records = _DEFAULT,
+    data_dir: DataDir = "",
+    engine: Engine = "auto",
+    only: Only = None,
+    hours: Hours = None,
     json: Json = False,
 ) -> None:
     """Run the cells that have no record.
@@ -96,13 +91,13 @@ def run(
 
     Example: fedtailor leaderboard run fedavg ditto --only digits/
     """
-    failures = _run(_select(methods or (), None, cells), cells)
-    print_result({"records": cells.records, "failed": failures}, json, _show_run)
+    cells = _select(methods or (), None, only)
+    failures = _run(cells, records, data_dir, engine, hours)
+    print_result({"records": records, "failed": failures}, json, _show_run)
     _end(failures)
 
 
 @leaderboard_app.command("add", cls=Command)
-@with_options("cells", CellOptions)
 def add(
     method: Annotated[str, argument("METHOD", "Your method: package.module:Class.")],
     values: Annotated[
@@ -113,7 +108,11 @@ def add(
             "(default: four learning rates). May be repeated.",
         ),
     ] = None,
-    cells: CellOptions = _USUAL,
+    records: Records = _DEFAULT,
+    data_dir: DataDir = "",
+    engine: Engine = "auto",
+    only: Only = None,
+    hours: Hours = None,
     json: Json = False,
 ) -> None:
     """Run the missing cells of your method, and say where it stands.
@@ -123,19 +122,19 @@ def add(
     Example: fedtailor leaderboard add my_methods:Mine --only digits/
     """
     tried = dict(read_assignments(values, "--values"))
-    selected = _select([method], tried, cells)
-    failures = _run(selected, cells)
+    cells = _select([method], tried, only)
+    failures = _run(cells, records, data_dir, engine, hours)
 
     from fedtailor.cli.show.console import say
     from fedtailor.experiment.leaderboard import read_board
     from fedtailor.report.leaderboard_page import standing_of
 
     # The name as records have it, in whatever spelling it was given.
-    method = selected[0].method
-    board = read_board(Path(cells.records))
+    method = cells[0].method
+    board = read_board(Path(records))
     places = standing_of(board, method)
     result = {
-        "records": cells.records,
+        "records": records,
         "failed": failures,
         "standings": {federation: sentence for federation, _, sentence in places},
     }
@@ -143,7 +142,7 @@ def add(
         _print_tables([table for _, table, _ in places])
     print_result(result, json, _show_added)
     if places and all(record["method"] == method for record in board.values()):
-        say(_NOBODY_TO_COMPARE_WITH.format(records=cells.records))
+        say(_NOBODY_TO_COMPARE_WITH.format(records=records))
     _end(failures)
 
 
@@ -198,42 +197,39 @@ def show(
 
 
 def _select(
-    methods: Sequence[str], values: Mapping[str, Any] | None, options: CellOptions
+    methods: Sequence[str], values: Mapping[str, Any] | None, only: Sequence[str] | None
 ) -> list[Cell]:
     """Return the cells that the options name, with a record or without.
 
     Args:
         methods: empty: all of the package.
         values: what is tried; None: as for every method.
-        options: which cells.
+        only: parts of their names.
     """
     from fedtailor.experiment.leaderboard import make_cells
 
-    return make_cells(methods, only=options.only or (), values=values)
+    return make_cells(methods, only=only or (), values=values)
 
 
-def _run(cells: Sequence[Cell], options: CellOptions) -> dict[str, str]:
-    """Run the cells that have no record, and return why some failed.
-
-    Args:
-        cells: from :func:`_select`.
-        options: how they are run.
-    """
+def _run(
+    cells: Sequence[Cell], records: str, data_dir: str, engine: str, hours: float | None
+) -> dict[str, str]:
+    """Run the cells that have no record, and return why some failed."""
     from fedtailor.cli.show.console import say
     from fedtailor.experiment.leaderboard import run_cells
 
     try:
         return run_cells(
             cells,
-            Path(options.records),
-            data_dir=options.data_dir,
-            engine=options.engine,
-            hours=math.inf if options.hours is None else options.hours,
+            Path(records),
+            data_dir=data_dir,
+            engine=engine,
+            hours=math.inf if hours is None else hours,
             say=say,
         )
     except KeyboardInterrupt:
         message = "interrupted. The same command continues where this one stopped."
-        raise Interrupted(message, path=options.records) from None
+        raise Interrupted(message, path=records) from None
 
 
 def _end(failures: Mapping[str, str]) -> None:

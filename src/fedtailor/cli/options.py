@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -133,67 +133,24 @@ def with_config_flags(*keys: str) -> Callable[[CommandFunction], CommandFunction
     declared = {key: _make_parameter(key, flags[key], annotations[key]) for key in keys or flags}
 
     def decorate(command: CommandFunction) -> CommandFunction:
+        @functools.wraps(command)
         def call(**values: Any) -> None:
             named = {key: values.pop(parameter.name) for key, parameter in declared.items()}
             command(named=named, **values)
 
-        return _with_signature(call, command, "named", declared.values())
+        # typer reads the options from the signature.
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.name == "named":
+                parameters += declared.values()
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return call
 
     return decorate
-
-
-def with_options(name: str, group: type) -> Callable[[CommandFunction], CommandFunction]:
-    """Give a command the options that the fields of a named tuple declare.
-
-    Commands that have options in common share their declarations so.
-
-    Args:
-        name: of the command's parameter that receives the tuple, and whose place they take.
-        group: the named tuple; its fields have the annotations and defaults of options.
-    """
-    hints = get_type_hints(group, include_extras=True)
-    declared = {}
-    for field, parameter in inspect.signature(group).parameters.items():
-        declared[field] = parameter.replace(annotation=hints[field])
-
-    def decorate(command: CommandFunction) -> CommandFunction:
-        def call(**values: Any) -> None:
-            options = group(**{field: values.pop(field) for field in declared})
-            command(**{name: options}, **values)
-
-        return _with_signature(call, command, name, declared.values())
-
-    return decorate
-
-
-def _with_signature(
-    call: CommandFunction,
-    command: CommandFunction,
-    name: str,
-    instead: Iterable[inspect.Parameter],
-) -> CommandFunction:
-    """Return a function with the signature of a command, but for one parameter.
-
-    Args:
-        call: the function.
-        command: that it calls.
-        name: of the parameter.
-        instead: those that stand in its place.
-    """
-    # typer reads the options from the signature.
-    signature = inspect.signature(command, eval_str=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        if parameter.name == name:
-            parameters += instead
-        else:
-            parameters.append(parameter)
-
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    functools.update_wrapper(call, command)
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return call
 
 
 def _make_parameter(key: str, flag: Flag, hint: Any) -> inspect.Parameter:
