@@ -1,4 +1,4 @@
-"""Text for people: values made safe to print, lists, counts with nouns, CSV, Markdown tables."""
+"""Text for people: values made safe to print, figures, lists, counts with nouns, CSV, Markdown."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ the signs too."""
 
 _LONGEST_VALUE = 80
 """Most characters of a value in a message."""
+NOTHING = "-"
+"""Stands for a number that does not exist."""
 
 
 def escaped(name: str) -> str:
@@ -102,6 +104,39 @@ def counted(number: int, singular: str, plural: str = "") -> str:
     ('1 image', '2 images', '3 classes')
     """
     return f"1 {singular}" if number == 1 else f"{number} {plural or singular + 's'}"
+
+
+def round_figure(value: float | None, in_percent: bool, *, signed: bool = False) -> str:
+    """Return a value in percent with one decimal place, or with three; a dash if there is none.
+
+    0 has no sign.
+
+    >>> round_figure(0.5, in_percent=True), round_figure(0.5, in_percent=False, signed=True)
+    ('50.0', '+0.500')
+    """
+    if value is None:
+        return NOTHING
+
+    digits = 1 if in_percent else 3
+    rounded = round(100 * value if in_percent else value, digits) + 0.0  # -0.0 becomes 0.0
+    return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in percent, without the sign; a dash if there is none."""
+    return round_figure(share, in_percent=True)
+
+
+def with_error(
+    value: float | None, error: float | None, in_percent: bool, *, signed: bool = False
+) -> str:
+    """Return a figure with its standard error, if it has one.
+
+    >>> with_error(0.5, 0.01, in_percent=True)
+    '50.0 ± 1.0'
+    """
+    text = round_figure(value, in_percent, signed=signed)
+    return text if error is None else f"{text} ± {round_figure(error, in_percent)}"
 
 
 def similar_names(names: Iterable[str]) -> list[list[str]]:

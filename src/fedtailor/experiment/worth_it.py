@@ -11,6 +11,7 @@ from fedtailor.core.atomic import as_plain
 from fedtailor.core.errors import joined, printable
 from fedtailor.core.reading import damaged, read_object
 from fedtailor.core.schedule import Measure
+from fedtailor.core.text import percent
 from fedtailor.experiment.predictions import (
     BASELINES_FILE,
     CHOICES_FILE,
@@ -186,8 +187,8 @@ def one_class_caution(record: Mapping[str, Any]) -> str:
     names = []
     for site in sites:
         shares = [site["scores"][model]["balanced_accuracy"] for model in (OWN, PERSONALIZED)]
-        balanced = " and ".join(f"{100 * share:.1f}" for share in shares)
-        majority = f"{100 * site['majority']:.1f} % of one class"
+        balanced = " and ".join(map(percent, shares))
+        majority = f"{percent(site['majority'])} % of one class"
         names.append(f"{printable(site['site'])} ({majority}: {balanced} %)")
 
     return (

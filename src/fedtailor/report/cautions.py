@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 from fedtailor.core.errors import one_line
 from fedtailor.core.reading import content_of
+from fedtailor.core.text import round_figure
 from fedtailor.experiment.config import flatten, option_annotations
 from fedtailor.experiment.reader import LOST_WORK, RunRecords, chance_over_seeds, chance_warning
 from fedtailor.privacy.claims import budget_of, claims_of, promises_of
 from fedtailor.report.methods import Method, in_words
-from fedtailor.report.parts import round_figure
 from fedtailor.report.records import MetricScores, number
 from fedtailor.report.statistics import mean
 

@@ -7,8 +7,9 @@ import unicodedata
 from collections.abc import Iterator
 
 from fedtailor.core.errors import printable
+from fedtailor.core.text import NOTHING
 from fedtailor.report.comparison import Comparison
-from fedtailor.report.parts import NOTHING, Cell, ReportTable
+from fedtailor.report.parts import Cell, ReportTable
 from fedtailor.report.tables import tables_of
 
 _SPECIAL = {

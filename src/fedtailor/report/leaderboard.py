@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtailor.core.metrics import worst_tenth
+from fedtailor.core.text import NOTHING, round_figure, with_error
 from fedtailor.experiment.leaderboard import (
     FEDERATIONS,
     LOCAL,
@@ -27,7 +28,7 @@ from fedtailor.experiment.leaderboard import (
 from fedtailor.experiment.site_rows import Verdict
 from fedtailor.experiment.worth_it import count_verdicts
 from fedtailor.report.comparison import SIGNIFICANT, Estimate
-from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, with_error
+from fedtailor.report.parts import Cell, ReportTable
 from fedtailor.report.statistics import (
     DECIMALS,
     Interval,

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtailor.core.text import NOTHING
 from fedtailor.experiment.leaderboard import LOCAL, Cell, Record
 from fedtailor.report.leaderboard import (
     ALONE,
@@ -20,7 +21,6 @@ from fedtailor.report.leaderboard import (
     known_of,
     seconds_of_trial,
 )
-from fedtailor.report.parts import NOTHING
 from fedtailor.report.statistics import mean
 
 _AGAIN = "again.jsonl"

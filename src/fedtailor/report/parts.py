@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import altair as alt
 
 Cell = str | float | int | None
-NOTHING = "-"
-"""Stands for a number that does not exist."""
 _SMALLEST_P = 0.001
 
 
@@ -109,27 +107,6 @@ def percent(share: float | None) -> float | None:
     71.23
     """
     return None if share is None else round(100 * share, 2)
-
-
-def round_figure(value: float, in_percent: bool, *, signed: bool = False) -> str:
-    """Return a value in percent with one decimal place, or with three; 0 has no sign.
-
-    >>> round_figure(0.5, in_percent=True), round_figure(0.5, in_percent=False, signed=True)
-    ('50.0', '+0.500')
-    """
-    digits = 1 if in_percent else 3
-    rounded = round(100 * value if in_percent else value, digits) + 0.0  # -0.0 becomes 0.0
-    return f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}"
-
-
-def with_error(value: float, error: float | None, in_percent: bool, *, signed: bool = False) -> str:
-    """Return a figure with its standard error, if it has one.
-
-    >>> with_error(0.5, 0.01, in_percent=True)
-    '50.0 ± 1.0'
-    """
-    text = round_figure(value, in_percent, signed=signed)
-    return text if error is None else f"{text} ± {round_figure(error, in_percent)}"
 
 
 def show_p_value(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from fedtailor.core.atomic import to_json as as_json
 from fedtailor.core.errors import printable
 from fedtailor.core.metrics import CLIENT_METRICS
-from fedtailor.core.text import csv_text, inert, markdown_table
+from fedtailor.core.text import NOTHING, csv_text, inert, markdown_table, round_figure, with_error
 from fedtailor.report.comparison import (
     FIGURES,
     SIGNIFICANT,
@@ -21,14 +21,7 @@ from fedtailor.report.comparison import (
     PairedTest,
     Summary,
 )
-from fedtailor.report.parts import (
-    NOTHING,
-    Cell,
-    ReportTable,
-    round_figure,
-    show_p_value,
-    with_error,
-)
+from fedtailor.report.parts import Cell, ReportTable, show_p_value
 from fedtailor.report.worth_it import worth_it_tables
 
 _TEST_COLUMNS = (

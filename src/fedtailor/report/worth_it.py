@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 from fedtailor.core.errors import printable
 from fedtailor.core.metrics import METRICS
-from fedtailor.core.text import csv_text, inert
+from fedtailor.core.text import NOTHING, csv_text, inert, round_figure
 from fedtailor.experiment.reader import read_result
 from fedtailor.experiment.site_rows import (
     GLOBAL,
@@ -25,7 +25,7 @@ from fedtailor.experiment.site_rows import (
 )
 from fedtailor.experiment.worth_it import judge, one_class_caution, sentence
 from fedtailor.report.methods import Method
-from fedtailor.report.parts import NOTHING, Cell, ReportTable, round_figure, show_p_value
+from fedtailor.report.parts import Cell, ReportTable, show_p_value
 from fedtailor.report.records import number
 from fedtailor.report.statistics import mean
 
@@ -405,8 +405,7 @@ def _difference(site: Record) -> float:
 
 def _scores(site: Record, models: Sequence[str], measure: Measure) -> str:
     values = [site["scores"].get(model, {}).get(measure) for model in models]
-    shown = [NOTHING if value is None else show_measure(value, measure) for value in values]
-    return " / ".join(shown)
+    return " / ".join(show_measure(value, measure) for value in values)
 
 
 def _short_name(measure: Measure) -> str:
@@ -421,7 +420,7 @@ def _by_measure(record: Record) -> str:
     return f"by {measure_name(measure)}{points}"
 
 
-def show_measure(value: float, measure: str, *, signed: bool = False) -> str:
+def show_measure(value: float | None, measure: str, *, signed: bool = False) -> str:
     """Return a value of a measure as tables show it: in percent, or with three places."""
     return round_figure(value, METRICS[measure].in_percent, signed=signed)
 

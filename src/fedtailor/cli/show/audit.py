@@ -8,7 +8,8 @@ from typing import Any
 
 import typer
 
-from fedtailor.cli.show.console import percent, say, table
+from fedtailor.cli.show.console import say, table
+from fedtailor.core.text import percent
 
 _COLUMNS = (
     *("method", "model", "accuracy", "AUC", "±"),

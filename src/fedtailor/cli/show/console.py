@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtailor.core.errors import WARNING, printable
+from fedtailor.core.text import NOTHING, round_figure
 
 _WIDTH_OF_A_FILE = 120
 """Columns of a table that goes into a pipe or file, unless ``COLUMNS`` says otherwise."""
@@ -118,26 +119,12 @@ def shortened(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
-def percent(value: float | None) -> str:
-    """Return a fraction as a percentage, without the sign; a dash if there is none."""
-    return "-" if value is None else f"{100 * value:.1f}"
-
-
-def figure(value: float | None, in_percent: bool) -> str:
-    """Return a value in percent, or with three decimal places; a dash if there is none."""
-    return percent(value) if value is None or in_percent else f"{value:.3f}"
-
-
 def interval(ends: Mapping[str, float] | None, in_percent: bool = True) -> str:
     """Return the ends of an interval; a dash if there is none."""
     if ends is None:
-        return "-"
-    return f"{figure(ends['low'], in_percent)} to {figure(ends['high'], in_percent)}"
+        return NOTHING
 
-
-def percent_with_error(value: float | None, error: float | None) -> str:
-    """Return a fraction as a percentage with its standard error, if it has one."""
-    return percent(value) if error is None else f"{percent(value)} ± {percent(error)}"
+    return " to ".join(round_figure(ends[name], in_percent) for name in ("low", "high"))
 
 
 def duration(seconds: float) -> str:

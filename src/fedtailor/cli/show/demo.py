@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtailor.cli.show.console import percent, say, table
+from fedtailor.cli.show.console import say, table
 from fedtailor.cli.show.results import scored_clients, warn
+from fedtailor.core.text import percent
 
 _EXPLAINED = {
     "local": "trained alone",

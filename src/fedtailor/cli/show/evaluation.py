@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedtailor.cli.show.console import figure, interval, line_of_note, say, shortened, table
+from fedtailor.cli.show.console import interval, line_of_note, say, shortened, table
 from fedtailor.core.metrics import METRICS
-from fedtailor.core.text import counted
+from fedtailor.core.text import counted, round_figure
 from fedtailor.report.worth_it import with_interval
 
 _MOST_CLASSES = 50
@@ -25,8 +25,11 @@ def show_evaluation(record: Mapping[str, Any]) -> None:
     for name, metric in record["metrics"].items():
         in_percent = name == "ece_calibrated" or METRICS[name].in_percent
         title = _TITLES.get(name, name.replace("_", " ") + (" %" if in_percent else ""))
-        cells = [figure(metric["value"], in_percent), interval(metric["interval"], in_percent)]
-        cells.append(figure(metric["at_training"], in_percent))
+        cells = [
+            round_figure(metric["value"], in_percent),
+            interval(metric["interval"], in_percent),
+            round_figure(metric["at_training"], in_percent),
+        ]
         rows.append([title, *cells, with_interval(record["comparison"].get(name), name)])
 
     examples = counted(record["examples"], "example")
@@ -57,7 +60,7 @@ def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
         row = [shortened(entry["class"]), f"{entry['positives']:,}"]
         for name in ("sensitivity", "specificity", "auroc"):
             in_percent = name != "auroc"
-            row.append(figure(entry[name], in_percent))
+            row.append(round_figure(entry[name], in_percent))
             row.append(interval(entry[f"{name}_interval"], in_percent))
 
         rows.append(row)

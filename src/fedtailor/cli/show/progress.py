@@ -12,8 +12,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from fedtailor.cli.show.console import duration, line_of_note, percent, say
+from fedtailor.cli.show.console import duration, line_of_note, say
 from fedtailor.core.errors import printable
+from fedtailor.core.text import percent
 from fedtailor.experiment.tracking import RunProgress
 
 _SECONDS_BETWEEN = 5.0

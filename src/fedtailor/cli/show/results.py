@@ -7,17 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtailor.cli.show.console import (
-    figure,
-    interval,
-    line_of_note,
-    percent,
-    percent_with_error,
-    say,
-    shortened,
-    table,
-)
+from fedtailor.cli.show.console import interval, line_of_note, say, shortened, table
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
+from fedtailor.core.text import percent, round_figure, with_error
 from fedtailor.experiment.reader import LAST_ROUND, LOST_WORK, chance_warning
 
 if TYPE_CHECKING:
@@ -198,7 +190,7 @@ def _show_sites(sites: Mapping[str, Mapping[str, Any]], positive: str) -> None:
             percent(site.get("accuracy")),
             interval(site.get("accuracy_interval")),
             percent(site.get("balanced_accuracy")),
-            figure(site.get("auroc"), in_percent=False),
+            round_figure(site.get("auroc"), in_percent=False),
         ]
         rows.append(row + _shares_of_class(site, positive) if positive else row)
 
@@ -264,7 +256,7 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     errors = accuracy.get("sem", {})
     cells = []
     for part in ("mean", "worst10", "smallest10", "pooled"):
-        cells.append(percent_with_error(accuracy.get(part), errors.get(part)))
+        cells.append(with_error(accuracy.get(part), errors.get(part), in_percent=True))
 
     if _has_few_examples(metrics):
         cells[-1] += f" [{interval(metrics['pooled_interval'])}]"
@@ -272,7 +264,7 @@ def _result_row(name: str, metrics: Mapping[str, Any]) -> list[str]:
     others = []
     for key in HEADINGS.values():
         mean = metrics.get(key, {}).get("mean")
-        others.append(figure(mean, CLIENT_METRICS[key].in_percent))
+        others.append(round_figure(mean, CLIENT_METRICS[key].in_percent))
 
     return [name, scored_clients(metrics), cells[0], *others, *cells[1:]]
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtailor.cli.show.console import duration, percent, say, table
+from fedtailor.cli.show.console import duration, say, table
 from fedtailor.cli.show.progress import make_progress
 from fedtailor.cli.show.results import show_claims
-from fedtailor.core.text import counted
+from fedtailor.core.text import counted, percent
 from fedtailor.experiment.worth_it import sentence
 
 _LATE = 20.0

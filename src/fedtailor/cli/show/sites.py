@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedtailor.cli.show.console import duration, percent, say, table
+from fedtailor.cli.show.console import duration, say, table
 from fedtailor.cli.show.results import show_verdicts
 from fedtailor.cli.show.serve import show_means, show_shared_verdicts
 from fedtailor.core.atomic import to_json
+from fedtailor.core.text import percent
 from fedtailor.deployment.init import CERTIFICATE, NewSite
 from fedtailor.deployment.options import FEDERATION_FILE, SITE_FILE
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedtailor.cli.show.console import duration, percent
-from fedtailor.core.text import counted
+from fedtailor.cli.show.console import duration
+from fedtailor.core.text import counted, percent
 from fedtailor.experiment.worth_it import sentence
 from fedtailor.report.charts import CurvePoint, curves, page_svg
 from fedtailor.report.page.build import render_page

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.cli.show.console import duration, percent, percent_with_error, say, shortened, table
+from fedtailor.cli.show.console import duration, say, shortened, table
 from fedtailor.cli.show.results import warn
+from fedtailor.core.text import percent, with_error
 from fedtailor.privacy.claims import claims_of
 
 _MOST_TRIALS = 30
@@ -95,7 +96,7 @@ def _value(value: Any) -> str:
 
 def _score(trial: Mapping[str, Any]) -> str:
     """Return the validation score of a trial, with its standard error over seeds."""
-    return percent_with_error(trial["validation"], trial["standard_error"])
+    return with_error(trial["validation"], trial["standard_error"], in_percent=True)
 
 
 def _show_methods(result: Mapping[str, Any]) -> None:
@@ -139,4 +140,4 @@ def _show_methods(result: Mapping[str, Any]) -> None:
 def _test(method: Mapping[str, Any]) -> str:
     """Return the accuracy of the best trial's personalized models on test examples."""
     accuracy = method.get("test", {}).get("personalized", {})
-    return percent_with_error(accuracy.get("mean"), accuracy.get("sem", {}).get("mean"))
+    return with_error(accuracy.get("mean"), accuracy.get("sem", {}).get("mean"), in_percent=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedtailor.cli.show.console import line_of_note, percent, say, shortened, table
-from fedtailor.core.text import counted
+from fedtailor.cli.show.console import line_of_note, say, shortened, table
+from fedtailor.core.text import counted, percent
 from fedtailor.serving.watch import advice
 
 _TITLES = {

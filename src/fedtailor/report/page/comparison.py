@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from fedtailor.core.metrics import CLIENT_METRICS, HEADINGS
+from fedtailor.core.text import with_error
 from fedtailor.report.cautions import near_chance, privacy_claims
 from fedtailor.report.comparison import Comparison, compare
-from fedtailor.report.parts import Cell, ReportTable, Section, with_error
+from fedtailor.report.parts import Cell, ReportTable, Section
 from fedtailor.report.records import MethodRecords, SeedRecords, number
 from fedtailor.report.statistics import mean, standard_error
 from fedtailor.report.tables import method_tables
