@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedtailor.cli.main import main
-from fedtailor.cli.shell import command_line
+from fedtailor.cli.shell import run_command
 
 USAGE = 2
 CONFIG = 3
@@ -382,7 +382,8 @@ def test_control_characters_do_not_reach_the_terminal(empty, capsys):
 
 
 def test_an_error_of_the_system_without_a_file_is_a_sentence(capsys):
-    with command_line([]) as ending:
+    def fail():
         raise OSError(errno.ENOSPC, "No space left on device")
-    assert ending.code == FAILED
+
+    assert run_command(fail, []) == FAILED
     assert capsys.readouterr().err == "error: No space left on device.\n"

@@ -15,7 +15,7 @@ import typer
 
 from fedtailor import __version__
 from fedtailor.cli.parsing import Help, LazyGroup, make_app, show_help
-from fedtailor.cli.shell import command_line
+from fedtailor.cli.shell import run_command
 
 
 class _Commands(LazyGroup):
@@ -93,6 +93,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         completion_init()
 
-    with command_line(words) as ending:
-        ending.code = int(app(words, prog_name="fedtailor", standalone_mode=False) or 0)
-    return ending.code
+    return run_command(lambda: app(words, prog_name="fedtailor", standalone_mode=False), words)

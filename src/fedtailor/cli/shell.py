@@ -15,7 +15,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,33 +23,25 @@ from fedtailor.cli.parsing import translate
 from fedtailor.core.errors import FedtailorError, RunError
 
 
-@dataclass
-class Ending:
-    """The end of a command line."""
-
-    code: int = 0
-    """The exit code."""
-
-
-@contextmanager
-def command_line(arguments: list[str]) -> Iterator[Ending]:
-    """Run a command in the block: an error or a signal becomes an exit code and a sentence.
+def run_command(command: Callable[[], Any], arguments: list[str]) -> int:
+    """Run a command and return its exit code; an error or a signal becomes a sentence.
 
     Args:
+        command: does its work when it is called, and may return an exit code.
         arguments: those of the command, without the program's name.
     """
-    ending = Ending()
+    code = 0
     error: BaseException | None = None
     with _Signals() as signals:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
-                yield ending
+                code = int(command() or 0)
         except BrokenPipeError:  # our output is no longer read
             _drop_output()
-            ending.code = 1
+            code = 1
         except SystemExit as end:  # rich and the parser raise it when a pipe is closed
-            ending.code = end.code if isinstance(end.code, int) else 1
+            code = end.code if isinstance(end.code, int) else 1
         except (Exception, KeyboardInterrupt) as raised:
             if "--debug" in arguments:
                 traceback.print_exc()
@@ -64,13 +55,13 @@ def command_line(arguments: list[str]) -> Iterator[Ending]:
             error = Interrupted("interrupted.")
 
         if error is None:
-            return
+            return code
 
         try:
-            ending.code = _report(error, as_json="--json" in arguments)
+            return _report(error, as_json="--json" in arguments)
         except BrokenPipeError:  # Ctrl-C in a pipeline ends its reader too
             _drop_output()
-            ending.code = _translate(error).exit_code
+            return _translate(error).exit_code
 
 
 def _drop_output() -> None:
