@@ -99,17 +99,17 @@ def test_json_and_options_instead_of_a_file(capsys):
 def test_an_interrupted_sweep_says_how_to_go_on(monkeypatch, capsys):
     from fedtailor.experiment import sweep as module
 
-    run_jobs = module.run_jobs
+    run = module.run
 
-    def interrupted(*arguments):
+    def interrupted(config, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "run_jobs", interrupted)
+    monkeypatch.setattr(module, "run", interrupted)
     code, _, err = outcome(["sweep", "sweep.toml", "--rounds", "2", "--out", "a b"], capsys)
     assert code == 6
     last = err.splitlines()[-1]
     assert last == "interrupted. To resume: fedtailor resume 'a b'"
-    monkeypatch.setattr(module, "run_jobs", run_jobs)
+    monkeypatch.setattr(module, "run", run)
     code, out, _ = outcome([*shlex.split(last.partition(": fedtailor ")[2]), "--json"], capsys)
     assert code == 0 and json.loads(out)["rounds"] == 2
 

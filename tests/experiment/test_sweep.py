@@ -167,14 +167,13 @@ def test_selection_reads_nothing_but_validation_scores(tmp_path, monkeypatch):
     """Results without any test score, until the choice is made, give the same choice."""
     settings = {"values": {"training.lr": [0.01, 0.1]}, "out": tmp_path / "sweep"}
     expected = choice(sweep(config(), **settings))
-    run_jobs = module.run_jobs
+    run = module.run
 
-    def only_validation(jobs, progress):
-        for outcome in run_jobs(jobs, progress):
-            metrics = {"validation": outcome.result["metrics"]["validation"]}
-            yield outcome._replace(result={**outcome.result, "metrics": metrics})
+    def only_validation(config, **options):
+        result = run(config, **options)
+        return {**result, "metrics": {"validation": result["metrics"]["validation"]}}
 
-    monkeypatch.setattr(module, "run_jobs", only_validation)
+    monkeypatch.setattr(module, "run", only_validation)
     monkeypatch.setattr(module, "_test_scores", lambda folder: {})
     assert choice(sweep(config(), **settings)) == expected
 

@@ -356,8 +356,8 @@ def run_missing(jobs: Sequence[RunJob], folder: Path) -> list[str]:
         RunError: fewer than two methods have a result.
     """
     from fedtailor.cli.show.progress import make_progress
-    from fedtailor.experiment.run import count_unfinished
-    from fedtailor.experiment.runner import is_finished, run_jobs
+    from fedtailor.experiment.run import count_unfinished, run
+    from fedtailor.experiment.runner import is_finished
 
     missing = [job for job in jobs if not is_finished(job)]
     if len(missing) < len(jobs):
@@ -369,10 +369,13 @@ def run_missing(jobs: Sequence[RunJob], folder: Path) -> list[str]:
 
     # All jobs, because the data of finished runs is checked too.
     with guarded(str(folder), resumable=True):
-        for outcome in run_jobs(jobs, make_progress(runs=max(runs, 1))):
-            if outcome.error is not None:
-                errors.append(outcome.error)
-                failures.append(f"{outcome.job.config.algorithm.name}: {outcome.error.message}")
+        progress = make_progress(runs=max(runs, 1))
+        for job in jobs:
+            try:
+                run(job.config, out=job.folder, progress=progress)
+            except FedtailorError as error:
+                errors.append(error)
+                failures.append(f"{job.config.algorithm.name}: {error.message}")
 
     # One mistake that stops all methods keeps its own kind and exit code.
     if len(errors) == len(jobs) and len({error.message for error in errors}) == 1:

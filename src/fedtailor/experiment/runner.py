@@ -1,19 +1,18 @@
-"""The runner of several experiments: one after another, each on all cores, each in its own folder.
+"""A folder of several experiments: which runs belong to it, and in which folders they are.
 
-Comparisons, sweeps and the experiments of papers run through it. It resumes what was interrupted,
-passes over what has finished.
+A comparison, a sweep and an audit of members have one. Their runs come one after another, each on
+all cores; what was interrupted is resumed, and what has finished is read.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedtailor.core.atomic import safe_name, write_json
-from fedtailor.core.errors import FedtailorError
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import damaged, parse_toml, read_object
 from fedtailor.experiment.assembly import make_algorithm, resolved_options
@@ -21,8 +20,6 @@ from fedtailor.experiment.config import Config, make_config, to_toml, without_re
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import COMPARISON_FILE, holds_run, read_result
 from fedtailor.experiment.resume import begun_config, with_first_choices
-from fedtailor.experiment.run import run
-from fedtailor.experiment.tracking import RunProgress
 
 RUNS = "runs"
 """The folder of the run folders within it."""
@@ -34,33 +31,6 @@ class RunJob(NamedTuple):
 
     config: Config
     folder: Path
-
-
-class Outcome(NamedTuple):
-    """What came of a job."""
-
-    job: RunJob
-    result: dict[str, Any] | None
-    """That of the run; None if it failed."""
-    error: FedtailorError | None = None
-    """Why it failed."""
-
-
-def run_jobs(jobs: Sequence[RunJob], progress: RunProgress | None = None) -> Iterator[Outcome]:
-    """Run experiments in their order, and yield what comes of each, failures included.
-
-    Args:
-        jobs: folders that hold finished or interrupted runs of the same configuration are read or
-            resumed.
-        progress: is told about every round.
-    """
-    for job in jobs:
-        try:
-            result = run(job.config, out=job.folder, progress=progress)
-        except FedtailorError as error:
-            yield Outcome(job, None, error)
-        else:
-            yield Outcome(job, result)
 
 
 def is_finished(job: RunJob) -> bool:

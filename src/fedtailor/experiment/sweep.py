@@ -39,14 +39,13 @@ from fedtailor.experiment.config import AlgorithmOptions, Config, load_config, t
 from fedtailor.experiment.folder import exclusive
 from fedtailor.experiment.reader import CONFIG_FILE, read_result
 from fedtailor.experiment.resume import refuse_other_values
-from fedtailor.experiment.run import require_config, unused_folder
+from fedtailor.experiment.run import require_config, run, unused_folder
 from fedtailor.experiment.runner import (
     RunJob,
     begin,
     is_finished,
     make_jobs,
     refuse_other_kind,
-    run_jobs,
 )
 from fedtailor.experiment.sweep_options import (
     MOST_TRIALS,
@@ -485,11 +484,12 @@ class Search:
             say(f"{self._title(number)}{share}: {_show(trial.params)}{before}")
             progress.passes_notes = number == 1 and not steps and not before
 
-            (outcome,) = run_jobs([job], progress)
-            if outcome.error is not None:
-                return "FAIL", steps, outcome.error
+            try:
+                result = run(job.config, out=job.folder, progress=progress)
+            except FedtailorError as error:
+                return "FAIL", steps, error
 
-            step = _read_step(job, outcome.result)
+            step = _read_step(job, result)
             if step["validation"] is None:
                 return "FAIL", steps, RunError("it has no accuracy on validation examples.")
 
