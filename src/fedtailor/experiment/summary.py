@@ -125,14 +125,6 @@ def client_records(report: RoundReport, roster: Roster) -> list[Record]:
     return records
 
 
-def final_client_records(final: RoundReport, roster: Roster) -> list[Record]:
-    """Return the lines of ``clients.jsonl`` for final models that validation examples have chosen.
-
-    They count in place of the lines that an earlier evaluation in their round has left.
-    """
-    return [{**record, "final": True} for record in client_records(final, roster)]
-
-
 def _of_client(name: str, table: Mapping[str, Mapping[int, float]], client: int) -> Record:
     """Return a client's numbers under a name, or nothing if there are none."""
     numbers = {key: values[client] for key, values in table.items() if client in values}

@@ -232,7 +232,9 @@ class RunWriter:
         record = summary.round_record(report, roster)
         clients = summary.client_records(report, roster)
         if report.final is not None:
-            clients += summary.final_client_records(report.final, roster)
+            # They count in place of the lines that an earlier evaluation in their round has left.
+            chosen = summary.client_records(report.final, roster)
+            clients += [{**line, "final": True} for line in chosen]
 
         self._folder.add_round(record, clients=clients, events=report.events)
         self._totals.add_round(record)

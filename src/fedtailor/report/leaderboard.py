@@ -126,6 +126,7 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
     result = []
     for name, row in rows.items():
         against = {other: verdicts[name, other] for other in rows if other != name}
+        seconds = known_of(list(map(seconds_of_trial, row.records)))
         result.append(
             Standing(
                 name=name,
@@ -139,8 +140,8 @@ def standings(records: Mapping[str, Record], federation: str) -> list[Standing]:
                 harmed=None if name == LOCAL else _share_below(row, by_local),
                 below_alone=None if name == ALONE else _share_below(row, by_alone),
                 verdicts=count_clients(row.records),
-                megabytes=_mean_or_none([_megabytes(record) for record in row.records]),
-                seconds=_median_or_none(list(map(seconds_of_trial, row.records))),
+                megabytes=mean(map(_megabytes, row.records)) if row.records else None,
+                seconds=statistics.median(seconds) if seconds else None,
                 chosen={record["repetition"]: record["chosen"] for record in row.records},
                 uses_validation=any(record["uses_validation"] for record in row.records),
                 is_one_model=any(map(_is_one_model, row.records)),
@@ -211,16 +212,6 @@ def _interval(row: _Row) -> Interval | None:
         intervals.append(interval)
 
     return Interval(*(mean(ends) for ends in zip(*intervals, strict=True)))
-
-
-def _mean_or_none(values: Sequence[float | None]) -> float | None:
-    numbers = known_of(values)
-    return mean(numbers) if numbers else None
-
-
-def _median_or_none(values: Sequence[float | None]) -> float | None:
-    numbers = known_of(values)
-    return statistics.median(numbers) if numbers else None
 
 
 def seconds_of_trial(record: Record) -> float | None:

@@ -60,13 +60,13 @@ def to_stored(inputs: Any, specification: InputSpecification) -> np.ndarray:
 
 
 def _is_picture(value: Any) -> bool:
-    """Return whether a value is a path, or a picture of Pillow, which need not be imported."""
+    """Return whether a value is a path, or a picture of Pillow."""
     if isinstance(value, str | os.PathLike):
         return True
 
-    # By name, because a picture can only be there if its library was imported.
-    classes = [(cls.__module__, cls.__name__) for cls in type(value).__mro__]
-    return ("PIL.Image", "Image") in classes
+    from PIL import Image
+
+    return isinstance(value, Image.Image)
 
 
 def _to_array(inputs: Any) -> np.ndarray:
