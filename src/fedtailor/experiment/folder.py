@@ -66,9 +66,6 @@ def refuse_existing(path: Path) -> None:
     except OSError as reason:
         message = f"cannot read '{path}': {reason.strerror or reason}."
         raise ConfigError(message, key="out", got=str(path)) from reason
-    except ValueError as reason:  # a null character
-        message = f"{str(path)!r} cannot be the name of a folder."
-        raise ConfigError(message, key="out", got=str(path)) from reason
 
     if not is_free:
         raise ConfigError(

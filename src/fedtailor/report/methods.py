@@ -164,7 +164,7 @@ def _name_runs(path: Path) -> str:
     """Return how to name the runs in a folder of several, such as that of the demo."""
     try:
         runs = [folder for folder in sorted(path.iterdir()) if holds_run(folder)]
-    except (OSError, ValueError):  # a null character
+    except OSError:
         return ""
 
     return f" It holds {len(runs)} runs: name them, such as '{runs[0]}'." if runs else ""

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from torch import Tensor, nn
 
-from fedtailor.core.reading import damaged, read_file
+from fedtailor.core.reading import content_of, damaged, read_file
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.tensors import unit_rows
 from fedtailor.experiment.estimates import wilson_interval
@@ -176,7 +176,7 @@ def _read(
     raw = read_file(path, limit=_LARGEST, within=records.path)
     name = ""
     arrays = {}
-    try:
+    with content_of(path, SafetensorError):
         for key, array in load(raw).items():
             number, model, what = key.split("/")
             if number == str(client):
@@ -184,8 +184,6 @@ def _read(
                 arrays[what] = array
         if arrays:
             _check(arrays, inputs)
-    except (SafetensorError, KeyError, ValueError, TypeError) as reason:
-        raise damaged(path, f"{type(reason).__name__}: {reason}") from reason
 
     return name, arrays
 
