@@ -357,8 +357,8 @@ def _card(model: PersonalModel, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**card, "scores": {}, "intervals": {}, **origin}
 
 
-def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> dict[str, Any]:
-    """Write an adapted model as the folder of a run with one client, and return its result.
+def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> None:
+    """Write an adapted model as the folder of a run with one client.
 
     Args:
         out: the folder, which must not exist.
@@ -394,5 +394,3 @@ def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> dict
         write_held_out(out, adapted.held_out)
         folder.write_models([(name, encode(adapted.personal), adapted.card)])
         folder.finish(result)
-
-    return result
