@@ -2,6 +2,8 @@
 
 import json
 
+import safetensors.numpy
+
 from fedtailor.experiment.reader import SCHEMA_VERSION
 
 ADAPTATIONS = {
@@ -9,6 +11,12 @@ ADAPTATIONS = {
     "global": "none",
     "local": "local training of the round",
 }
+
+
+def model_of(run, client, seed=None):
+    """Return a client's tensors by path, and its model card, from the records of a run."""
+    raw, card = run.of_seed(seed).model_file(client)
+    return safetensors.numpy.load(raw), card
 
 
 def write_run(

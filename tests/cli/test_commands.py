@@ -19,6 +19,7 @@ from fedtailor.experiment.config import parse_assignment
 from fedtailor.experiment.reader import read_run
 from fedtailor.simulation.engines.store import Store
 from fedtailor.simulation.rounds import simulate
+from written_runs import model_of
 
 BASE = ["run", "--clients", "4", "--partition", "iid", "--set", "training.epochs=1"]
 BASE += ["--set", "data.fraction=0.25"]
@@ -97,13 +98,17 @@ def test_several_seeds(folder, capsys):
     ]
     assert run.clients[0] == {"seed": 0, **run.seeds[0].clients[0]}
     assert len(run.clients) == 2 * len(run.seeds[0].clients)
-    assert run.model(3, seed=1)[1] == run.seeds[1].model(3)[1] != run.seeds[0].model(3, seed=0)[1]
+    assert (
+        model_of(run, 3, seed=1)[1]
+        == model_of(run.seeds[1], 3)[1]
+        != model_of(run.seeds[0], 3, seed=0)[1]
+    )
     with pytest.raises(fedtailor.FedtailorError, match="the seeds 0, 1: say which one is meant"):
-        run.model(3)
+        model_of(run, 3)
     with pytest.raises(
         fedtailor.FedtailorError, match=r"one of those that 'two' holds \(0, 1\), got 2\."
     ):
-        run.model(3, seed=2)
+        model_of(run, 3, seed=2)
     assert result["shared_split"] is True and "split_sha256" not in result
     show_result(result)
     assert "± standard error, the same split in all" in capsys.readouterr().out
@@ -118,7 +123,7 @@ def test_the_same_seed_gives_the_same_bits_from_the_written_configuration(folder
     two = read_run("two")
     assert one.config == two.config and one.clients == two.clients
     for client in range(4):
-        assert one.model(client)[1]["sha256"] == two.model(client)[1]["sha256"]
+        assert model_of(one, client)[1]["sha256"] == model_of(two, client)[1]["sha256"]
 
 
 def test_records_of_a_run(folder, capsys):
@@ -145,7 +150,9 @@ def test_records_of_a_run(folder, capsys):
     ]
     assert all(0 <= record["accuracy"] <= 1 and record["num_test"] > 0 for record in scored)
     assert result["new_clients"]["personalized"]["clients"] == {"evaluated": 1.0, "skipped": 0.0}
-    assert run.model(3)[1]["participated"] is False and run.model(0)[1]["participated"] is True
+    assert (
+        model_of(run, 3)[1]["participated"] is False and model_of(run, 0)[1]["participated"] is True
+    )
     assert run.provenance["split_sha256"] == run.split["split_sha256"]
     assert run.provenance["data"]["subset"] is False and run.provenance["reduction"] == 2
     assert result["split_sha256"] == run.split["split_sha256"] and "shared_split" not in result
@@ -323,7 +330,7 @@ def test_clients_left_out_are_not_passed_over_in_silence(folder, capsys, one_cli
     assert "warning: uploads left out: 3, failures: 0" in err
     run = read_run("one")
     assert run.result["events"]["quarantine"] == 3
-    participated = [run.model(client)[1]["participated"] for client in range(4)]
+    participated = [model_of(run, client)[1]["participated"] for client in range(4)]
     assert participated == [True, False, True, True]
     code, out, _ = outcome([*command, "--seeds", "0,1", "--json", "--out", "two"], capsys)
     assert json.loads(out)["events"]["quarantine"] == 6
@@ -362,12 +369,12 @@ def test_who_took_part_is_who_trained(folder):
     assert main([*few, "-a", "fedavg", "--out", "one"]) == 0
     run = read_run("one")
     drawn = run.rounds[0]["cohort"]
-    assert [client for client in range(4) if run.model(client)[1]["participated"]] == drawn and len(
-        drawn
-    ) == 1
+    assert [
+        client for client in range(4) if model_of(run, client)[1]["participated"]
+    ] == drawn and len(drawn) == 1
     assert main([*few, "-a", "local", "--out", "two"]) == 0
     run = read_run("two")
-    assert all(run.model(client)[1]["participated"] for client in range(4)), (
+    assert all(model_of(run, client)[1]["participated"] for client in range(4)), (
         "all train, whoever is drawn"
     )
 

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
-from safetensors.torch import save as save_torch
 
 from fedtailor.core import atomic
 from fedtailor.core.atomic import append_lines, safe_name, to_json, write_whole
@@ -24,6 +22,7 @@ from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.core.folders import lives, this_process, whole_folder
 from fedtailor.experiment.folder import RunFolder, exclusive
 from fedtailor.experiment.reader import SCHEMA_VERSION, read_run
+from written_runs import model_of
 
 CONFIG = 'seed = 0\n\n[data]\ndataset = "digits"\n'
 
@@ -56,7 +55,7 @@ def test_round_trip(tmp_path):
     assert run.events == [{"kind": "note", "text": "hello"}, {"round": 1}]
     assert run.status == {"state": "finished", "rounds_done": 2}
     assert run.result == {"metrics": {"loss": None}}
-    tensors, card = run.model(0)
+    tensors, card = model_of(run, 0)
     np.testing.assert_array_equal(tensors["body/w"], weight)
     assert card["client"] == "0" and card["round"] == 2
     assert not list(tmp_path.rglob("*.tmp"))
@@ -113,7 +112,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
     model = folder.path / "models" / "0.safetensors"
     model.write_bytes(model.read_bytes()[:-1] + b"\x01")
     with pytest.raises(DataError, match="SHA-256"):
-        read_run(folder.path).model(0)
+        model_of(read_run(folder.path), 0)
     (folder.path / "rounds.jsonl").write_text("no json\n")
     with pytest.raises(DataError, match=r"rounds\.jsonl"):
         read_run(folder.path)
@@ -156,7 +155,7 @@ def test_models_appear_together(tmp_path, monkeypatch):
     folder.write_models(models[:2])
     folder.write_models(models[1:])  # those of an earlier attempt at the last round do not stay
     assert len(list((folder.path / "models").iterdir())) == 2 * 39
-    assert read_run(folder.path).model(39)[0]["w"].tolist() == [39, 39]
+    assert model_of(read_run(folder.path), 39)[0]["w"].tolist() == [39, 39]
     (folder.path / ".models.1.tmp").mkdir()
     folder.remove_temporary_files()
     assert not list(folder.path.glob(".*.tmp"))
@@ -170,7 +169,7 @@ def test_equal_models_share_the_space_on_the_disk(tmp_path):
         name: (folder.path / "models" / f"{name}.safetensors").stat().st_ino for name in "abc"
     }
     assert places["a"] == places["b"] != places["c"]
-    assert read_run(folder.path).model("b")[1]["client"] == "b"
+    assert model_of(read_run(folder.path), "b")[1]["client"] == "b"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -310,17 +309,6 @@ def test_a_process_that_nobody_waited_for_is_dead():
     assert not lives(process) and not lives(None)
 
 
-def test_types_of_tensors_that_numpy_does_not_have(tmp_path):
-    folder = new_folder(tmp_path / "run")
-    folder.write_models([("0", save_torch({"flag": torch.tensor(True)}), {})])
-    tensors, _ = read_run(folder.path).model(0)
-    assert tensors["flag"].shape == () and tensors["flag"]
-    for kind in (torch.bfloat16, torch.float8_e4m3fn):
-        folder.write_models([("1", save_torch({"tiny": torch.zeros(2, dtype=kind)}), {})])
-        with pytest.raises(DataError, match=r"which NumPy does not have"):
-            read_run(folder.path).model(1)
-
-
 def test_a_run_of_several_seeds_does_not_lead_into_itself(tmp_path):
     folder = RunFolder.create(tmp_path / "run", config="seeds = [0]", provenance={})
     (folder.path / "seed-0").symlink_to(".")
@@ -397,7 +385,7 @@ def test_hostile_client_names_stay_inside(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert len(list((folder.path / "models").iterdir())) == 2 * len(names)
     for name in names:
-        assert read_run(folder.path).model(name)[1]["client"] == name
+        assert model_of(read_run(folder.path), name)[1]["client"] == name
 
 
 def test_json_is_strict_and_plain():

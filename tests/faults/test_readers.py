@@ -47,7 +47,7 @@ def _read_run(folder):
     run = read_run(folder)
     clients = [record.get("client") for record in run.clients]
     for client in [*clients[:3], "0"]:
-        run.model(str(client))
+        run.model_file(str(client))
 
 
 def _read_checkpoints(folder):

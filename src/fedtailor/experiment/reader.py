@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from fedtailor.core.atomic import safe_name
 from fedtailor.core.errors import ConfigError, DataError, did_you_mean, joined
@@ -36,9 +36,6 @@ from fedtailor.core.reading import (
     read_lines,
     read_object,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SCHEMA_VERSION = 3
 """Of the records. A folder of another version is refused."""
@@ -231,34 +228,6 @@ class RunRecords:
             raise ConfigError(message, key="seed", allowed=list(self.seeds), got=seed)
 
         raise wrong_value("seed", f"one of those that '{self.path}' holds ({seeds})", seed)
-
-    def model(
-        self, client: str | int, *, seed: int | None = None
-    ) -> tuple[dict[str, np.ndarray], Record]:
-        """Return a client's tensors by path, and its model card.
-
-        Args:
-            client: name or number of the client.
-            seed: which of several seeds.
-
-        Raises:
-            ConfigError: there are several seeds and none of them is named.
-            DataError: there is no such model, or its file is damaged.
-        """
-        import safetensors.numpy
-
-        run = self.of_seed(seed)
-        raw, card = run.model_file(client)
-        path = run.path / "models" / str(card["file"])
-        try:
-            tensors = safetensors.numpy.load(raw)
-        except KeyError as reason:
-            message = f"'{path}' holds a tensor of type {reason}, which NumPy does not have."
-            raise DataError(message, path=path, got=str(reason)) from reason
-        except Exception as reason:  # of the library, or of NumPy
-            raise damaged(path, str(reason)) from reason
-
-        return {name: tensor.copy() for name, tensor in tensors.items()}, card
 
     def model_file(self, client: str | int) -> tuple[bytes, Record]:
         """Return the content of a client's model file, and its card, in a run of one seed.
