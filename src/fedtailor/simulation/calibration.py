@@ -113,54 +113,29 @@ def calibrate_client(
     if not schedule.sensitivity:
         return calibration
 
-    point = _operating_point(
-        algorithm,
-        task,
-        personal,
-        (validation, federation.test(client)),
-        sensitivity=schedule.sensitivity,
-        positive=schedule.positive_of(classes),
-        temperature=calibration.temperature,
-    )
-    return calibration._replace(operating_point=point)
-
-
-def _operating_point(
-    algorithm: AnyAlgorithm,
-    task: Task,
-    personal: Any,
-    data: tuple[ExampleSet, ExampleSet],
-    *,
-    sensitivity: float,
-    positive: int,
-    temperature: float,
-) -> dict[str, Any]:
-    """Choose the threshold of a model for a sensitivity, and count what it gets right.
-
-    Args:
-        algorithm: of the model.
-        task: of the client, bound to the algorithm; of two classes.
-        personal: the model.
-        data: validation examples, which choose, and test examples, which only count.
-        sensitivity: the wanted one.
-        positive: number of the positive class.
-        temperature: of the model's probabilities.
-    """
     # Few runs need it.
     from fedtailor.simulation.operating_point import choose_threshold, count_right
 
+    # Validation examples choose the threshold, and test examples only count.
+    test = federation.test(client)
+    positive = schedule.positive_of(classes)
     key = rng.new_key(0, purpose="calibration")
     predict = partial(predict_batch, algorithm)
-    validation, test = data
     with one_thread():
         logits = forward(task, predict, personal, validation, key=key)
-        point = choose_threshold(logits, validation.labels(), sensitivity, temperature, positive)
+        point = choose_threshold(
+            logits,
+            validation.labels(),
+            schedule.sensitivity,
+            calibration.temperature,
+            positive,
+        )
         if point.log_odds is not None and len(test.positions):
             logits = forward(task, predict, personal, test, key=key)
             counts = count_right(logits, test.labels(), point.log_odds, positive)
             point = point._replace(test=counts)
 
-    return point._asdict()
+    return calibration._replace(operating_point=point._asdict())
 
 
 def score_threshold(scores: Tensor) -> float | None:
