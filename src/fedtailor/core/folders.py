@@ -178,33 +178,22 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
         LockedError: another process has it, and this one does not wait.
         OSError: the folder cannot be opened.
     """
-    descriptor = _lock(folder, wait)
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _lock(folder: Path, wait: bool) -> int | None:
-    """Lock a folder until the returned descriptor is closed; None if there are no locks."""
     if sys.platform == "win32":
-        return None
+        yield
+        return
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError as reason:
-        os.close(descriptor)
-        raise LockedError from reason
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as reason:
+            raise LockedError from reason
+        except OSError:
+            pass  # a file system without locks
 
-    return descriptor
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock
 
 
 def this_process() -> dict[str, Any]:
