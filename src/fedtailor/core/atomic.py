@@ -77,23 +77,18 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    _replace(path, content.encode() if isinstance(content, str) else content, 0o666)
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file whole, in place of an older one.
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
+    """Write a file so that it is there whole or not at all, in place of an older one.
 
     Args:
         path: the file.
         content: of it.
         mode: of the file, but for what the user's umask takes away.
+
+    Raises:
+        RunError: the file cannot be written.
     """
+    data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:
@@ -101,7 +96,7 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
             discard(temporary)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             with open(descriptor, "wb") as file:
-                file.write(content)
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -118,7 +113,7 @@ def write_private(path: Path, content: bytes) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    _replace(path, content, 0o600)
+    write_whole(path, content, mode=0o600)
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = None, compact: bool = False) -> None:
