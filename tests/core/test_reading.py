@@ -101,13 +101,6 @@ def test_deep_toml_is_refused(tmp_path):
         parse_toml(text.encode(), tmp_path / "file")
 
 
-def test_a_key_of_many_parts_is_refused(tmp_path):
-    path = tmp_path / "deep.toml"
-    path.write_text(".".join(["a"] * 2000) + " = 1")
-    with pytest.raises(ConfigError, match="nested"):
-        read_toml(path)
-
-
 def test_plain_toml_is_read(tmp_path):
     text = "a.b.c = [0.1,0.2,0.3]\n[x.y]\n" + "numbers = [" + "0.5," * 500 + "]\ntext = 'a.b.c.d'\n"
     path = tmp_path / "file.toml"

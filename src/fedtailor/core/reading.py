@@ -12,7 +12,7 @@ import os
 import stat
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -28,9 +28,6 @@ LARGEST_LINES = 2**35
 """Bytes of a file of lines."""
 _LONGEST_LINE = 2**24
 """Bytes of a line."""
-_MOST_LEVELS = 100
-"""Tables of a TOML file in one another. A dotted key opens one at every dot."""
-
 
 UNEXPECTED: tuple[type[Exception], ...] = (
     ArithmeticError,
@@ -198,7 +195,7 @@ def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
     """
     try:
         # Editors of Windows write a mark before the first letter.
-        values = tomllib.loads(raw.decode("utf-8-sig"))
+        return tomllib.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as reason:
         raise _not_toml(path, f"byte {reason.start} is not UTF-8") from reason
     except tomllib.TOMLDecodeError as reason:
@@ -207,20 +204,6 @@ def parse_toml(raw: bytes, path: Path) -> dict[str, Any]:
         raise _not_toml(path, "its values are nested too deep") from reason
     except ValueError as reason:
         raise _not_toml(path, "a number in it is too long") from reason
-
-    # Who reads the values calls itself for every level.
-    if _is_deeper(values, _MOST_LEVELS):
-        raise _not_toml(path, "its values are nested too deep")
-    return values
-
-
-def _is_deeper(values: Mapping[str, Any], levels: int) -> bool:
-    layer = [values]
-    for _ in range(levels):
-        inner = [value for table in layer for value in table.values()]
-        layer = [value for value in inner if isinstance(value, dict)]
-
-    return bool(layer)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
