@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.task import Params
+from fedtailor.core.text import counted
 
 Layers = Literal["all", "head"]
 """The layers that fine-tuning trains."""
@@ -50,7 +51,7 @@ class FineTuning:
 
     def __str__(self) -> str:
         counts = {"epoch": self.epochs, "step": self.steps, "round": self.rounds}
-        parts = [_count(number, unit) for unit, number in counts.items() if number]
+        parts = [counted(number, unit) for unit, number in counts.items() if number]
         return f"{' and '.join(parts)} of {_PARTS[self.layers]}"
 
 
@@ -117,10 +118,6 @@ def describe(adaptations: Sequence[Adaptation]) -> str:
     """
     words = [str(adaptation) for adaptation in adaptations if adaptation]
     return ", then ".join(words) or "none"
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}{'' if number == 1 else 's'}"
 
 
 class FineTuned(NamedTuple):

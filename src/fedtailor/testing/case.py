@@ -17,6 +17,7 @@ from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.engine import Engine, Failure
 from fedtailor.core.federation import Federation
 from fedtailor.core.task import Task, Training
+from fedtailor.core.text import counted
 from fedtailor.core.upload_checks import Problem
 from fedtailor.testing import federations
 from fedtailor.testing.engines import Exposed, Guarding, NotStacked, Strict
@@ -219,8 +220,7 @@ class Case:
 
     def who(self, client: int) -> str:
         """Return a client with the number of its training examples, in words."""
-        size = self.size(client)
-        return f"client {client} ({size} training example{'' if size == 1 else 's'})"
+        return f"client {client} ({counted(self.size(client), 'training example')})"
 
 
 def same_bits(first: Trace, second: Trace) -> str:
