@@ -124,12 +124,15 @@ class ServerOptimizer:
 
 def make_server_optimizer(
     algorithm: AnyAlgorithm, task: Task, schedule: Schedule
-) -> ServerOptimizer:
-    """Return the server optimizer that a schedule names, which is not ``none``.
+) -> ServerOptimizer | None:
+    """Return the server optimizer that a schedule names; None: the server takes means as they are.
 
     Raises:
         ConfigError: the server of the method averages no model, or has an arithmetic of its own.
     """
+    if schedule.server_optimizer == "none":
+        return None
+
     messages = algorithm.messages(task)
     reason = ""
     if not algorithm.averages_models:

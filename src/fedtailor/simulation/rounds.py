@@ -15,16 +15,11 @@ from fedtailor.core.engine import Engine, one_thread
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import Schedule
+from fedtailor.core.server_optimizer import make_server_optimizer
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
 from fedtailor.simulation.report import Absences, RoundReport, RunState
-from fedtailor.simulation.server import (
-    RoundAttempt,
-    RunServer,
-    example_plan,
-    history_of,
-    server_optimizer,
-)
+from fedtailor.simulation.server import RoundAttempt, RunServer, example_plan, history_of
 
 if TYPE_CHECKING:
     from fedtailor.privacy.ledger import Ledger
@@ -216,7 +211,7 @@ def check_run(
     schedule.check(len(roster.trainable_clients))
     _check_tasks(algorithm, roster)
     _check_who_trains(algorithm, schedule)
-    server_optimizer(algorithm, roster, schedule)
+    make_server_optimizer(algorithm, roster.common_task, schedule)
     history = history_of(schedule, roster)
     if history is not None and history.joins:
         refuse_joining(algorithm, privacy)

@@ -28,6 +28,7 @@ from fedtailor.core.options import wrong_value
 from fedtailor.core.reduction import Bounds, FieldSum, Reduction, reduce_field
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import ReportSums, Scores
+from fedtailor.core.server_optimizer import make_server_optimizer
 from fedtailor.core.upload_checks import problem_with
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, TrainReply
@@ -52,7 +53,6 @@ from fedtailor.simulation.report import (
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
     from fedtailor.core.history import ChangeKind, History
-    from fedtailor.core.server_optimizer import ServerOptimizer
     from fedtailor.privacy.examples import ExamplePlan
     from fedtailor.privacy.ledger import Ledger
     from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
@@ -125,22 +125,6 @@ class RoundAttempt:
     def senders(self) -> list[int]:
         """The clients whose uploads count."""
         return [client for client in self.replies if client in self.cohort]
-
-
-def server_optimizer(
-    algorithm: AnyAlgorithm, roster: Roster, schedule: Schedule
-) -> ServerOptimizer | None:
-    """Return the server optimizer of a run; None where the server takes means as they are.
-
-    Raises:
-        ConfigError: the method has no mean of models for it, or a rule of its own.
-    """
-    if schedule.server_optimizer == "none":
-        return None
-
-    from fedtailor.core.server_optimizer import make_server_optimizer
-
-    return make_server_optimizer(algorithm, roster.common_task, schedule)
 
 
 def example_plan(
@@ -254,7 +238,7 @@ class RunServer:
 
         self.evaluator = Evaluator(algorithm, roster, clients, absences)
         self.robust = schedule.robust_reduction()
-        self.optimizer = server_optimizer(algorithm, roster, schedule)
+        self.optimizer = make_server_optimizer(algorithm, roster.common_task, schedule)
 
         # Uploads are added up as they arrive, so that the memory does not grow with the cohort.
         self.uploaded = [
