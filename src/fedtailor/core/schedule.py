@@ -1,6 +1,6 @@
 """How a run trains: rounds, who takes part, when models are tested, how a client trains.
 
-Nothing here imports torch, but for drawing a cohort and for robust rules.
+Nothing here imports torch, but for drawing a cohort.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedtailor.core.errors import FedtailorError, RunError, find_name, unknown_name
+from fedtailor.core.history import Change, read_change
 from fedtailor.core.options import (
     Flag,
     NoResult,
@@ -25,9 +26,6 @@ from fedtailor.core.options import (
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-    from fedtailor.core.history import Change
-    from fedtailor.core.robust import RobustReduction
 
 
 _MOST_DRAWS = 10_000
@@ -392,15 +390,6 @@ class Schedule(EvaluationOptions):
         """
         return (by_default if self.train == "auto" else self.train) == "all"
 
-    def robust_reduction(self) -> RobustReduction | None:
-        """Return how means over clients are protected; None: they are not."""
-        if self.robust == "none":
-            return None
-
-        from fedtailor.core.robust import RULES
-
-        return RULES[self.robust]
-
     @property
     def fewest_uploads(self) -> int:
         """How many uploads the robust rule needs to tell a bad client from the others."""
@@ -436,12 +425,6 @@ class Schedule(EvaluationOptions):
         Raises:
             ConfigError: a line has another form.
         """
-        if not self.history:
-            return []
-
-        # Most runs have no history, and do not import this.
-        from fedtailor.core.history import read_change
-
         return [read_change(line) for line in self.history]
 
     @property

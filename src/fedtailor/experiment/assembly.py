@@ -17,6 +17,7 @@ from fedtailor.core.engine import Engine
 from fedtailor.core.errors import DataError, match_name, unknown_name
 from fedtailor.core.federation import Federation, Roster
 from fedtailor.core.options import wrong_value
+from fedtailor.core.robust import RULES
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import BODY, Task, Training
 from fedtailor.data.build import DividedData, build, split_record
@@ -109,7 +110,7 @@ def notes_on_unprotected_fields(
     algorithm: AnyAlgorithm, task: Task, schedule: Schedule
 ) -> Iterator[str]:
     """Yield a note if the robust rule leaves some of what clients upload as it is."""
-    rule = schedule.robust_reduction()
+    rule = RULES.get(schedule.robust)
     fields = rule.unprotected_fields(algorithm.messages(task)) if rule else []
     if fields:
         names = ", ".join(f"'{name}'" for name in fields)

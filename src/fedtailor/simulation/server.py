@@ -15,6 +15,7 @@ from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
 from fedtailor.core.engine import Failure
 from fedtailor.core.federation import Cohort, Roster
+from fedtailor.core.history import KEY, ChangeKind, History
 from fedtailor.core.message import (
     Field,
     Mean,
@@ -26,6 +27,7 @@ from fedtailor.core.message import (
 )
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reduction import Bounds, FieldSum, Reduction, reduce_field
+from fedtailor.core.robust import RULES
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.scores import ReportSums, Scores
 from fedtailor.core.server_optimizer import make_server_optimizer
@@ -52,7 +54,6 @@ from fedtailor.simulation.report import (
 
 if TYPE_CHECKING:
     from fedtailor.core.fixed_point import FixedPoint
-    from fedtailor.core.history import ChangeKind, History
     from fedtailor.privacy.examples import ExamplePlan
     from fedtailor.privacy.ledger import Ledger
     from fedtailor.simulation.noise_elsewhere import NoiseElsewhere
@@ -177,9 +178,6 @@ def history_of(schedule: Schedule, roster: Roster) -> History | None:
     if not schedule.history:
         return None
 
-    # Most runs have no history, and do not import this.
-    from fedtailor.core.history import KEY, History
-
     names = [roster.name_of(client) for client in range(len(roster.num_train))]
     history = History(schedule.history, names, roster.num_new)
     trainable = frozenset(roster.trainable_clients)
@@ -237,7 +235,7 @@ class RunServer:
             self.population = self.history.population(1)
 
         self.evaluator = Evaluator(algorithm, roster, clients, absences)
-        self.robust = schedule.robust_reduction()
+        self.robust = RULES.get(schedule.robust)
         self.optimizer = make_server_optimizer(algorithm, roster.common_task, schedule)
 
         # Uploads are added up as they arrive, so that the memory does not grow with the cohort.
