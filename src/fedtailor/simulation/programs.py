@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -22,6 +21,7 @@ from fedtailor.core.task import Batch, Task
 from fedtailor.core.upload_checks import Problem
 from fedtailor.training.blocks import forward
 from fedtailor.training.losses import class_weights
+from fedtailor.training.private_steps import counting_steps
 
 
 @dataclass(frozen=True)
@@ -184,14 +184,7 @@ def train_program(
 
     download = Download(common.shared, inputs.per_client)
     data = _data(algorithm, common, inputs)
-    within: AbstractContextManager[Any] = nullcontext()
-    if task.example_bound is not None:
-        # Few runs bound examples, and others do not import this.
-        from fedtailor.training.private_steps import counting_steps
-
-        within = counting_steps()
-
-    with within:
+    with counting_steps():
         update = algorithm.local_update(task, download, inputs.state, data, key)
 
     # Some methods have no model of the client's own after training.

@@ -26,6 +26,7 @@ from fedtailor.core.torch_private import is_transformed
 from fedtailor.training.batches import Amount
 from fedtailor.training.one_client import PLAN, forward_one, plan, train_one
 from fedtailor.training.phase import Phase, StepOutput, refuse_captured_tensors, structure
+from fedtailor.training.private_steps import train_private
 
 NO_CONTEXT: Mapping[str, Tensor] = MappingProxyType({})
 """A loss receives it as ``{}``, so that ``{**params, **context}`` always works."""
@@ -141,13 +142,7 @@ def train(
         inputs = [*leaves, *context_leaves, *data, *key[:4], *limits]
         outputs = _Train.apply(phase, *inputs)  # type: ignore[no-untyped-call]
     else:
-        run = train_one
-        if task.example_bound:
-            # Few runs bound examples, and others do not import this.
-            from fedtailor.training.private_steps import train_private
-
-            run = train_private
-
+        run = train_private if task.example_bound else train_one
         with placed(data.weight.device):
             outputs = run(phase, leaves, context_leaves, data, key, limits)
 
