@@ -20,6 +20,7 @@ from fedtailor.core.errors import describe_error
 from fedtailor.core.federation import ExampleSet, Federation
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Batch, Task
+from fedtailor.simulation.operating_point import choose_threshold, count_right
 from fedtailor.simulation.programs import predict_batch
 from fedtailor.training.blocks import forward
 
@@ -112,9 +113,6 @@ def calibrate_client(
     calibration = calibrate(algorithm, task, personal, validation)
     if not schedule.sensitivity:
         return calibration
-
-    # Few runs need it.
-    from fedtailor.simulation.operating_point import choose_threshold, count_right
 
     # Validation examples choose the threshold, and test examples only count.
     test = federation.test(client)

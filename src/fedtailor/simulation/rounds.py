@@ -18,6 +18,7 @@ from fedtailor.core.schedule import Schedule
 from fedtailor.core.server_optimizer import make_server_optimizer
 from fedtailor.privacy.options import PrivacyOptions
 from fedtailor.simulation.clients import Clients, LocalClients, Storage, in_memory
+from fedtailor.simulation.privacy_checks import check_privacy
 from fedtailor.simulation.report import Absences, RoundReport, RunState
 from fedtailor.simulation.server import RoundAttempt, RunServer, example_plan, history_of
 
@@ -216,11 +217,7 @@ def check_run(
     if history is not None and history.joins:
         refuse_joining(algorithm, privacy)
     schedule.check_validation(roster.validates, roster.classes)
-    if privacy != NO_PRIVACY:
-        # Most runs have no such options, and do not import this.
-        from fedtailor.simulation.privacy_checks import check_privacy
-
-        check_privacy(algorithm, roster, schedule, privacy)
+    check_privacy(algorithm, roster, schedule, privacy)
 
 
 def refuse_joining(algorithm: AnyAlgorithm, privacy: PrivacyOptions) -> None:
