@@ -155,7 +155,7 @@ class RemoteClients:
         self._trained = {}
         question = _Question(request, self._pack(shared), clients, round)
         if self._sums is None:
-            read = partial(self._train_reply, request=request)
+            read = partial(self._train_reply, request=request, round=round)
             replies = self._replies(question, read)
         else:
             assert reduction is not None
@@ -176,7 +176,7 @@ class RemoteClients:
         cohort = frozenset(reduction.cohort)
 
         def read(client: int, answer: Envelope) -> TrainReply:
-            reply = self._train_reply(client, answer, request, with_upload=False)
+            reply = self._train_reply(client, answer, request, question.round, with_upload=False)
             is_sent = client in cohort and reply.problem is None
             return reply._replace(num_bytes=fixed.num_bytes if is_sent else 0)
 
@@ -450,13 +450,14 @@ class RemoteClients:
         client: int,
         answer: Envelope,
         request: TrainRequest,
+        round: int,
         *,
         with_upload: bool = True,
     ) -> TrainReply:
         problem = _problem_text(answer)
         if problem:
             flaw: Problem | None = Problem("state", "", problem)
-            return TrainReply({}, {}, (), flaw, num_bytes=0)
+            return TrainReply(round, request.attempt, {}, {}, (), flaw, num_bytes=0)
 
         # Every part is checked by itself: whatever a site sends, its round alone is left out.
         parts = {"metrics", "scores", *(("upload",) if with_upload else ())}
@@ -473,12 +474,12 @@ class RemoteClients:
             scores = self._check_scores(client, scores, rank=request.rank)
 
         if not with_upload:
-            return TrainReply({}, metrics, scores, flaw, num_bytes=0)
+            return TrainReply(round, request.attempt, {}, metrics, scores, flaw, num_bytes=0)
 
         upload = unpack_upload(out["upload"], self._messages)
         flaw = problem_with(upload, self._messages, self._members[client].num_train) or flaw
         num_bytes = upload_bytes(upload, self._messages) if flaw is None else 0
-        return TrainReply(upload, metrics, scores, flaw, num_bytes)
+        return TrainReply(round, request.attempt, upload, metrics, scores, flaw, num_bytes)
 
     def _personalize_reply(
         self, client: int, answer: Envelope, request: PersonalizeRequest

@@ -59,6 +59,9 @@ _COMPLETE_CHUNK = 1000
 class TrainReply(NamedTuple):
     """What the server receives of a client's round. The new state stays with the client."""
 
+    round: int
+    attempt: int
+    """The request that is answered; the server uses no answers to others."""
     upload: Mapping[str, Any]
     """What the client uploads, by field. If it was reduced on its way: the sums of this client and
     of neighbors, and the fields that are not summed."""
@@ -91,8 +94,8 @@ class Clients(Protocol):
 
     They answer requests, and keep their data and states to themselves.
 
-    Requests to several clients are answered once by each, in the order of the clients;
-    :class:`Failure` stands for the answer of a client whose program raised, or that gave none.
+    Requests to several clients are answered in the order of the clients; :class:`Failure` stands
+    for the answer of a client whose program raised.
     """
 
     @property
@@ -264,6 +267,8 @@ class LocalClients:
                 self._trained[client] = output.state
 
             reply = TrainReply(
+                round=round,
+                attempt=request.attempt,
                 upload=output.upload,
                 metrics=output.metrics,
                 scores=output.scores,

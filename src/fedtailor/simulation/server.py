@@ -13,7 +13,7 @@ from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.codec import compact
 from fedtailor.core.devices import HOST
-from fedtailor.core.engine import Failure
+from fedtailor.core.engine import Failure, NoAnswer
 from fedtailor.core.federation import Cohort, Roster
 from fedtailor.core.history import KEY, ChangeKind, History
 from fedtailor.core.message import (
@@ -89,6 +89,8 @@ class RoundAttempt:
     """The clients of whom enough must do usable work."""
     reduction: Reduction
     """What becomes of the uploads."""
+    waiting: set[int]
+    """The clients that have not answered yet."""
     sums: dict[str, FieldSum]
     """The fields of uploads of which the server needs no more than a mean or sum."""
     replies: dict[int, TrainReply] = field(default_factory=dict)
@@ -411,6 +413,7 @@ class RunServer:
             cohort=cohort,
             counting=counting,
             reduction=reduction,
+            waiting=set(clients),
             sums=reduction.sums(cohort),
         )
 
@@ -439,10 +442,21 @@ class RunServer:
         self, report: RoundReport, attempt: RoundAttempt, client: int, reply: TrainReply | Failure
     ) -> bool:
         """Enter a client's reply into the attempt; return whether it can be used."""
+        if client not in attempt.waiting:
+            reason = "an answer that was not asked for, or a second one"
+            add_event(report, "quarantine", client, reason)
+            return False
+
+        # A late answer: the client's answer to this request may still come.
+        asked = (report.round, report.attempt)
+        if not isinstance(reply, Failure) and (reply.round, reply.attempt) != asked:
+            reason = f"the answer belongs to round {reply.round}, attempt {reply.attempt}"
+            add_event(report, "quarantine", client, reason)
+            return False
+
+        attempt.waiting.remove(client)
         if isinstance(reply, Failure):
-            attempt.failures.append((client, reply))
-            attempt.skip(client)
-            add_failure(report, client, "local_update", reply)
+            self._add_failure(report, attempt, client, reply)
             return False
 
         # Answers of sites, and uploads that were reduced on their way, were checked there.
@@ -471,12 +485,22 @@ class RunServer:
         attempt.add(client, reply)
         return True
 
+    def _add_failure(
+        self, report: RoundReport, attempt: RoundAttempt, client: int, failure: Failure
+    ) -> None:
+        attempt.failures.append((client, failure))
+        attempt.skip(client)
+        add_failure(report, client, "local_update", failure)
+
     def end_attempt(self, report: RoundReport, attempt: RoundAttempt) -> bool:
         """Return whether enough clients did usable work; if not, the round is attempted again.
 
         Raises:
             RunError: another attempt would fail too.
         """
+        for client in sorted(attempt.waiting):
+            self._add_failure(report, attempt, client, Failure(NoAnswer("no answer")))
+
         # Nothing depends on the order of arrival.
         attempt.replies = dict(sorted(attempt.replies.items()))
         report.bytes_up += attempt.bytes_up
