@@ -21,6 +21,7 @@ from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.simulation.engines.workers import Workers
 from fedtailor.testing.engines import Padded
+from written_runs import model_of
 
 
 class Model(NamedTuple):
@@ -117,11 +118,11 @@ def test_model_files_hold_the_clients_rows_and_their_cards_say_so(tmp_path, monk
         assert json.loads(capsys.readouterr().out)["algorithm"] == name
     run = read_run("knn_per")
     for client in range(4):
-        tensors, card = run.model(client)
+        tensors, card = model_of(run, client)
         assert card["holds_examples"] is True
         remembered = {path: leaf for path, leaf in tensors.items() if path.startswith("memory/")}
         assert len(remembered) == 3
         assert {len(leaf) for leaf in remembered.values()} == {sum(card["class_counts"])}
         labels = torch.as_tensor(remembered["memory/value/labels"]).long()
         assert torch.bincount(labels, minlength=10).tolist() == card["class_counts"]
-        assert read_run("fedavg").model(client)[1]["holds_examples"] is False
+        assert read_run("fedavg").model_file(client)[1]["holds_examples"] is False

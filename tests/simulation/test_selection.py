@@ -108,7 +108,7 @@ def test_the_models_are_those_of_a_run_that_ends_with_the_best_round(algorithm, 
         assert {name: result[place][name] for name in expected[place] if name != "local"} == {
             name: figures for name, figures in expected[place].items() if name != "local"
         }
-    assert read_run("best").model(0)[1]["round"] == best
+    assert read_run("best").model_file(0)[1]["round"] == best
     assert server_state("best", ROUNDS) == server_state("shorter", best)
 
 
