@@ -370,6 +370,8 @@ def _in_short(federation: str, rows: Sequence[Standing]) -> str:
     number = len(methods) - 1
     if len(others) == number:
         words.append(f"; none of the other {number} can be told apart from it.")
+    elif not others:
+        words.append(f"; all of the other {number} are told apart from it.")
     else:
         words.append(f"; {len(others)} of the other {number} cannot be told apart from it.")
     local = next((row for row in methods if row.name == LOCAL), None)
