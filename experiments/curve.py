@@ -11,7 +11,7 @@ from experiments.cells import Cell
 from experiments.paper import Paper
 from experiments.records import Record, Row, compare
 from fedtailor.report.charts import inline, tooltip
-from fedtailor.report.parts import Figure, Panel, ReportTable, percent
+from fedtailor.report.parts import Figure, Panel, ReportTable, to_percent
 
 _COLORS = [f"var(--s{number})" for number in range(8)]
 
@@ -48,7 +48,7 @@ def value_over(cell: Cell) -> Any:
 def _numbers(row: Row) -> list[Any]:
     label = row.cell.paper.columns[row.cell.column].label
     seeds = ", ".join(map(str, row.seeds))
-    shares = [percent(share) for share in (row.mean, row.deviation, row.printed.value)]
+    shares = [to_percent(share) for share in (row.mean, row.deviation, row.printed.value)]
     return [label, row.cell.values["algorithm"]["name"], value_over(row.cell), seeds, *shares]
 
 
@@ -58,7 +58,7 @@ def _chart(rows: Sequence[Row]) -> alt.LayerChart:
     points = []
     for row in rows:
         point = {"algorithm": row.cell.values["algorithm"]["name"], "value": value_over(row.cell)}
-        point |= {"ours": percent(row.mean), "printed": percent(row.printed.value)}
+        point |= {"ours": to_percent(row.mean), "printed": to_percent(row.printed.value)}
         points.append(point)
 
     algorithms = list(dict.fromkeys(point["algorithm"] for point in points))

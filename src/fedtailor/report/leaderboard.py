@@ -393,8 +393,8 @@ def table_of(federation: str, rows: Sequence[Standing]) -> ReportTable:
                 with_error(row.accuracy.mean, row.accuracy.standard_error, in_percent=True),
                 interval,
                 round_figure(row.worst_tenth, in_percent=True),
-                percent(row.harmed),
-                percent(row.below_alone),
+                whole_percent(row.harmed),
+                whole_percent(row.below_alone),
                 " / ".join(map(str, row.verdicts.values())) or NOTHING,
                 NOTHING if row.megabytes is None else f"{row.megabytes:.3g}",
                 NOTHING if row.seconds is None else f"{row.seconds:.1f}",
@@ -416,7 +416,7 @@ def _title(row: Standing) -> str:
     return title
 
 
-def percent(share: float | None) -> str:
+def whole_percent(share: float | None) -> str:
     """Return a share in whole percent."""
     return NOTHING if share is None else f"{100 * share:.0f} %"
 

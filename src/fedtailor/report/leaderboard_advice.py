@@ -16,7 +16,7 @@ from fedtailor.report.leaderboard import (
     REFERENCE,
     Ranks,
     Standing,
-    percent,
+    whole_percent,
 )
 from fedtailor.report.statistics import mean
 
@@ -151,7 +151,7 @@ def _for_the_least_harm(ranks: Ranks, tables: Mapping[str, _Table]) -> str:
     for name in (fewest, REFERENCE):
         below = [table[name].below_alone for table in tables.values()]
         below_alone = mean(share for share in below if share is not None)
-        words.append(f"{percent(harmed[name])} and {percent(below_alone)}")
+        words.append(f"{whole_percent(harmed[name])} and {whole_percent(below_alone)}")
 
     return (
         f"**As few clients as possible may lose.** With {fewest}, {words[0]} of the clients are "

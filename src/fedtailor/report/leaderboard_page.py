@@ -39,11 +39,11 @@ from fedtailor.report.leaderboard import (
     federations_of,
     missing_cells,
     missing_hours,
-    percent,
     rank_methods,
     seconds_of,
     standings,
     table_of,
+    whole_percent,
 )
 from fedtailor.report.leaderboard_advice import advice_of
 from fedtailor.report.leaderboard_records import anchor_of, records_page_of
@@ -392,7 +392,7 @@ def _in_short(federation: str, rows: Sequence[Standing]) -> str:
             f"repetitions, unclear for {unclear}, worse for {worse}."
         )
     if first.harmed is not None:
-        words.append(f" {first.name} harms {percent(first.harmed)} of the clients.")
+        words.append(f" {first.name} harms {whole_percent(first.harmed)} of the clients.")
 
     return "".join(words)
 

@@ -100,10 +100,10 @@ def show_cell(cell: Cell) -> str:
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
-def percent(share: float | None) -> float | None:
+def to_percent(share: float | None) -> float | None:
     """Return a share in percent, to two decimal places.
 
-    >>> percent(0.71234)
+    >>> to_percent(0.71234)
     71.23
     """
     return None if share is None else round(100 * share, 2)

@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 
 from fedtailor.report.charts import CONTRAST, INK, MAIN, Chart, inline, tooltip
-from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, percent
+from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, to_percent
 from fedtailor.report.records import POINTS, MethodRecords
 from fedtailor.report.statistics import mean
 
@@ -34,8 +34,8 @@ def reliability(records: Sequence[MethodRecords]) -> list[Figure]:
             )
         )
         for number, (examples, confidence, right) in _filled(bins):
-            bounds = [percent(number / BINS), percent((number + 1) / BINS)]
-            shares = [percent(confidence / examples), percent(right / examples)]
+            bounds = [to_percent(number / BINS), to_percent((number + 1) / BINS)]
+            shares = [to_percent(confidence / examples), to_percent(right / examples)]
             rows.append([method.label, *bounds, round(examples), *shares])
 
     if not panels:

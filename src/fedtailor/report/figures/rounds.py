@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fedtailor.report.charts import CurvePoint, curves, evenly
-from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, percent
+from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, to_percent
 from fedtailor.report.records import POINTS, MethodRecords, SeedRecords, number
 from fedtailor.report.statistics import mean
 
@@ -40,7 +40,7 @@ def accuracy_curves(records: Sequence[MethodRecords]) -> list[Figure]:
         def accuracies(figure: str, point: str = point) -> Curves:
             def values(seed: SeedRecords) -> Values:
                 for round, line in seed.curves.get(point, {}).items():
-                    yield round, percent(number(line.get(figure)))
+                    yield round, to_percent(number(line.get(figure)))
 
             return _with_away(records, _over_seeds(records, values))
 

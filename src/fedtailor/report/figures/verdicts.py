@@ -11,7 +11,7 @@ import altair as alt
 from fedtailor.experiment.site_rows import measure_name
 from fedtailor.report import charts
 from fedtailor.report.comparison import Comparison
-from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, Section, percent, visible
+from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, Section, to_percent, visible
 from fedtailor.report.records import MethodRecords
 from fedtailor.report.worth_it import MOST_SITES, judge_methods, verdict_sentences, worth_it_tables
 
@@ -65,7 +65,7 @@ def _figure(record: Record, method: str) -> Figure:
 
     rows: list[list[Cell]] = []
     for site in sites:
-        ends = [percent(site["difference"][name]) for name in ("difference", "low", "high")]
+        ends = [to_percent(site["difference"][name]) for name in ("difference", "low", "high")]
         rows.append([str(site["site"]), site["examples"], *ends, site["verdict"]])
 
     columns = ["site", "test examples", "difference, points", "low", "high", "verdict"]
@@ -84,7 +84,7 @@ def _intervals(sites: Sequence[Record]) -> charts.Chart:
     drawn = charts.labels(names)
     rows = []
     for name, label, site in zip(names, drawn, sites, strict=True):
-        paired = {key: percent(value) for key, value in site["difference"].items()}
+        paired = {key: to_percent(value) for key, value in site["difference"].items()}
         row = {"name": visible(name), "label": label, "verdict": site["verdict"], **paired}
         rows.append(row | {"examples": site["examples"]})
 
