@@ -54,11 +54,15 @@ def test_round_trip(tmp_path):
     assert [record["round"] for record in run.clients] == [1, 2]
     assert run.events == [{"kind": "note", "text": "hello"}, {"round": 1}]
     assert run.status == {"state": "finished", "rounds_done": 2}
-    assert run.result == {"metrics": {"loss": None}}
+    assert run.result == {"metrics": {"loss": None}, "run": str(run.path)}
     tensors, card = model_of(run, 0)
     np.testing.assert_array_equal(tensors["body/w"], weight)
     assert card["client"] == "0" and card["round"] == 2
     assert not list(tmp_path.rglob("*.tmp"))
+
+    # A result says where its run is now.
+    moved = run.path.rename(tmp_path / "moved")
+    assert read_run(moved).result["run"] == str(moved)
 
 
 def test_the_state_says_how_a_run_ended(tmp_path):

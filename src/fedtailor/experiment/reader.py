@@ -360,7 +360,7 @@ def _read_one(path: Path) -> RunRecords:
     events = list(_iterate_records(path, "events.jsonl"))
     events = [record for record in events if record.get("round", 0) in complete]
 
-    result = _read_optional(path / "result.json")
+    result = read_result(path)
 
     # The process may have died, before it wrote a state or after its result.
     status = _read_status(path)

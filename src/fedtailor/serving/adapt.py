@@ -381,7 +381,6 @@ def write_adapted(out: Path, records: RunRecords, adapted: AdaptedModel) -> None
     site_data = [*site_data_of(records), *map(absolute, adapted.paths)]
     origin = {**describe(), "adapted": source, SITE_DATA: site_data}
     result = {
-        "run": str(out),
         "algorithm": method.config.algorithm.name,
         "site": name,
         "round": adapted.card.get("round"),

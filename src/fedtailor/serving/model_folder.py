@@ -77,7 +77,7 @@ def write_model_folder(
 
     clients = to_records([model.positions])
     split = bare_split(model.site.name, [model.name], clients, new_clients=int(model.new))
-    facts: dict[str, Any] = {"run": str(out), "algorithm": config.algorithm.name, **result}
+    facts: dict[str, Any] = {"algorithm": config.algorithm.name, **result}
     metrics = per_client(model.scores)
     if metrics:
         facts["metrics"] = {"personalized": metrics}
