@@ -1,20 +1,22 @@
 """The pages of the leaderboard, from its records.
 
-Its figure is docs/leaderboard.png, which git keeps. To draw it again, run
-``python -m benchmarks.leaderboard --figure docs/leaderboard.png``.
+Git keeps the figure: ``python -m tools.leaderboard_page`` draws it again.
 """
 
 import statistics
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from benchmarks.leaderboard import RECORDS
 from benchmarks.peers.accuracy import BENCHMARK, OURS, VARIANTS, record_name
-from benchmarks.records import read_records
+from benchmarks.records import RESULTS, read_records
 from fedtailor.core.text import markdown_table
 from fedtailor.experiment.leaderboard import read_board
-from fedtailor.report.leaderboard_page import page_of, records_page_of
+from fedtailor.report.charts import picture
+from fedtailor.report.leaderboard_page import figure_of, page_of, records_page_of
 
+_RECORDS = RESULTS / "leaderboard.jsonl"
+_FIGURE = Path(__file__).parents[1] / "docs/leaderboard.png"
 _RECORDS_PAGE = "leaderboard-records.md"
 _HOW = "[How the leaderboard is measured](../reference/leaderboard.md), with what each number is."
 _BESIDE_OTHERS = """## Beside PFLlib and fluke
@@ -58,7 +60,7 @@ seeds (PFLlib: repetitions) ± the standard error, and the range.
 
 def pages() -> dict[str, str]:
     """Return the texts of the pages by their paths below docs."""
-    records = read_board(RECORDS)
+    records = read_board(_RECORDS)
     page = page_of(records, "../leaderboard.png", _RECORDS_PAGE, more=[*_beside_others(), _HOW])
     return {
         "results/leaderboard.md": page,
@@ -125,3 +127,7 @@ def _spread(record: dict[str, Any] | None, averaging: str) -> str:
     values = [100 * value for value in record[averaging]]
     error = statistics.stdev(values) / len(values) ** 0.5
     return f"{statistics.fmean(values):.1f} ± {error:.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+if __name__ == "__main__":
+    _FIGURE.write_bytes(picture(figure_of(read_board(_RECORDS)), "png"))

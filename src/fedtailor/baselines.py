@@ -193,6 +193,13 @@ def train_sites(
     yield from Parallel(processes, return_as="generator")(jobs)
 
 
+def end_processes() -> None:
+    """End the processes of :func:`train_sites`, which would keep their memory for minutes."""
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor().shutdown(wait=True)
+
+
 @contextmanager
 def _one_quiet_thread() -> Iterator[None]:
     """Let scikit-learn use one thread, whose sums are always the same, and check nothing."""

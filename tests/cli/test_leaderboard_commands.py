@@ -55,6 +55,12 @@ def test_run_then_add_then_show(tmp_path, capsys):
         {"algorithm.unused": 2.0},
     ]
 
+    # The records of an earlier version do not count.
+    source = tmp_path / "my_method_of_the_board.py"
+    source.write_text(OWN + "\n")
+    assert main([*words, "--hours", "0"]) == 0
+    assert "digits: place" not in capsys.readouterr().out
+
     assert main(["leaderboard", "add", "Local", "--records", "new.jsonl", "--only", "/0"]) == 0
     captured = capsys.readouterr()
     assert "digits: place" in captured.out

@@ -23,6 +23,7 @@ from fedtailor.experiment.leaderboard import (
     make_cells,
     read_board,
     run_cells,
+    without_older,
 )
 from fedtailor.experiment.sweep import make_searches
 from fedtailor.experiment.sweep_options import SweepOptions
@@ -105,8 +106,6 @@ def test_one_repetition_of_all_comes_before_the_next():
     assert [cell.name for cell in make_cells(only=["hospitals/", "fedrep/1"])] == [
         "hospitals/fedrep/1"
     ]
-    with pytest.raises(ConfigError, match="did you mean 'fedavg'"):
-        make_cells(["fedavgg"])
 
 
 def test_folds_are_those_of_one_division():
@@ -284,6 +283,54 @@ def test_a_changed_method_of_a_user_is_run_again(small, tmp_path, monkeypatch):
 
     with pytest.raises(ConfigError, match="no_such_module"):
         make_cells(["no_such_module:Mine"])
+
+
+def test_records_of_another_version_or_of_other_values_do_not_count():
+    cells = make_cells(["ditto"], only=["digits/"])
+    records = {cell.name: {"method": "ditto", "protocol": cell.digest} for cell in cells} | {
+        "digits/local/0": {"method": "local", "protocol": "other"}
+    }
+    assert without_older(records, cells) == records
+
+    records["digits/ditto/1"]["protocol"] = "other"
+    assert list(without_older(records, cells)) == [
+        "digits/ditto/0",
+        "digits/ditto/2",
+        "digits/local/0",
+    ]
+
+
+def test_own_methods_of_few_exchanges_have_the_model_of_the_others():
+    target = "fedtailor.algorithms.fedcof:FedCOF"
+    for method in ("fedcof", target):
+        assert Cell("skew-0.1", method, 0).sections()["model"] == {"name": "linear"}
+
+
+def test_a_method_that_is_named_twice_has_its_cells_once():
+    assert len(make_cells(["ditto", "Ditto"], only=["digits/", "/0"])) == 1
+
+
+def test_wrong_options_are_told_before_anything_is_trained(small, monkeypatch):
+    monkeypatch.setattr(leaderboard, "run_cell", lambda *_: pytest.fail("a cell has begun"))
+    cells = make_cells(["ditto"], values={"algorithm.penlty": [0.1, 1]})
+    with pytest.raises(ConfigError, match="penalty"):
+        run_cells(cells, small)
+    with pytest.raises(ConfigError, match="got 'batchd'"):
+        run(small, "local", engine="batchd")
+
+
+def test_trials_that_fail_are_told(small, monkeypatch):
+    monkeypatch.setattr(leaderboard, "VALUES", {"fedavg": {"training.lr": [0.1, 1e30]}})
+    said = []
+    assert run(small, "fedavg", only=["/0"], say=said.append) == {}
+    (record,) = read_board(small).values()
+    assert [trial["validation"] is None for trial in record["trials"]] == [False, True]
+    assert said[1].startswith("note: 1 trial of small/fedavg/0 failed: ")
+
+
+def test_what_is_equal_for_all_methods_is_not_tried():
+    with pytest.raises(ConfigError, match=r"got 'federation\.rounds'.*the same for all"):
+        make_cells(["ditto"], values={"federation.rounds": [200]})
 
 
 def test_more_trials_than_others_are_refused():

@@ -8,6 +8,7 @@ import pytest
 
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.cli.options import read_assignments
+from fedtailor.core.errors import ConfigError
 from fedtailor.experiment import leaderboard
 from fedtailor.experiment.leaderboard import REPETITIONS, VERSION, Cell
 from fedtailor.report.charts import picture
@@ -36,7 +37,7 @@ def record(federation, method, repetition, accuracies, **changes):
         "method": method,
         "repetition": repetition,
         "tried": {},
-        "trials": [{}, {}],
+        "trials": [{"validation": 0.8125}, {"validation": None}],
         "chosen": {"training.lr": 0.1},
         "validation": 0.8125,
         "engine": "reference",
@@ -50,6 +51,7 @@ def record(federation, method, repetition, accuracies, **changes):
         "bytes": {"up": 0 if method == "local" else 4_000_000, "down": 2_000_000},
         "trial_seconds": 40.0,
         "processor_seconds": 20.0,
+        "machine": {"processor": "one", "torch_cpu_capability": "AVX2"},
         "commit": "0123456789",
         "split_sha256": "fedcba9876543210",
         **changes,
@@ -150,10 +152,15 @@ def test_records_name_harmed_clients_and_the_command_that_repeats_them():
     assert "### hospitals ditto\n" in page and "### hospitals alone\n" in page
     assert "less accurate than local at 1: Switzerland" in page
     assert "worse at 1 (worse: 1: Switzerland)" in page and "less accurate than alone at no" in page
-    assert command_of(ditto) in page and command_of(ditto) == (
-        "fedtailor leaderboard run ditto --only hospitals/ditto/0 --engine workers "
-        "--records again.jsonl"
-    )
+    assert "among 2, of which 1 failed" in page and "workers, one (AVX2), 10.0 core" in page
+    where = "--only hospitals/ditto/0 --engine workers --records again.jsonl"
+    assert command_of(ditto) in page
+    assert command_of(ditto) == f"fedtailor leaderboard run ditto {where}"
+
+    # With other values than those of the protocol.
+    ditto["tried"] = {"algorithm.penalty": [5.0]}
+    given = "--values 'algorithm.penalty=[5.0]'"
+    assert command_of(ditto) == f"fedtailor leaderboard add ditto {given} {where}"
 
 
 def test_a_record_of_an_installed_package_has_no_commit():
@@ -262,7 +269,7 @@ def test_cells_of_another_protocol_are_missing(two_federations):
     two_federations["digits/ditto/0"]["protocol"] = "another"
     assert missing_cells(two_federations)["digits"]["ditto"] == 1
     page = page_of(two_federations, "a.png", "records.md")
-    assert "1 of the missing cells have a record of an earlier protocol" in page
+    assert "1 of the missing cells have a record of another protocol" in page
 
 
 def test_missing_hours_follow_from_the_same_method_elsewhere(two_federations):
@@ -290,9 +297,30 @@ def test_the_page_has_the_figures_and_what_is_missing(two_federations, tmp_path)
     assert "docs/reference/leaderboard.md" in written
     assert (tmp_path / "board-records.md").read_text() == records_page_of(two_federations)
     assert (tmp_path / "board.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="a file of Markdown"):
+        write_page(two_federations, tmp_path / "board.PNG")
     one = board(record("digits", "apfl", 0, clients(0.5)))
     assert "no ranks yet" in page_of(one, "a.png", "records.md")
     assert "**0 of " in page_of({}, "a.png", "records.md")
+
+
+def test_a_federation_in_short_counts_what_is_told_apart(two_federations):
+    page = page_of(two_federations, "board.png", "records.md")
+    assert (
+        "* **digits**: knn_per has the highest mean, 80.1 %; 1 of the other 3 cannot be told apart "
+        "from it. Training alone has 69.8 %; methods told apart as better: 2, as worse: 1."
+    ) in page
+
+    without = {name: row for name, row in two_federations.items() if row["method"] != "knn_per"}
+    assert "ditto has the highest mean, 79.8 %; all of the other 2 are told apart" in page_of(
+        without, "board.png", "records.md"
+    )
+
+    centers = ("fedavg", "ditto", "local")
+    same = [record("digits", name, number, clients(0.5)) for name in centers for number in range(3)]
+    assert "; none of the other 2 can be told apart from it." in page_of(
+        board(*same), "board.png", "records.md"
+    )
 
 
 def test_names_in_the_figure_are_those_that_none_beats_at_less_cost():

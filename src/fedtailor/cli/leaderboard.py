@@ -91,7 +91,9 @@ def run(
 
     Example: fedtailor leaderboard run fedavg ditto --only digits/
     """
-    cells = _select(methods or (), None, only)
+    from fedtailor.experiment.leaderboard import make_cells
+
+    cells = make_cells(methods or (), only=only or ())
     failures = _run(cells, records, data_dir, engine, hours)
     print_result({"records": records, "failed": failures}, json, _show_run)
     _end(failures)
@@ -121,17 +123,18 @@ def add(
 
     Example: fedtailor leaderboard add my_methods:Mine --only digits/
     """
+    from fedtailor.experiment.leaderboard import make_cells, read_board, without_older
+
     tried = dict(read_assignments(values, "--values"))
-    cells = _select([method], tried, only)
+    cells = make_cells([method], only=only or (), values=tried)
     failures = _run(cells, records, data_dir, engine, hours)
 
     from fedtailor.cli.show.console import say
-    from fedtailor.experiment.leaderboard import read_board
     from fedtailor.report.leaderboard_page import standing_of
 
     # The name as records have it, in whatever spelling it was given.
     method = cells[0].method
-    board = read_board(Path(records))
+    board = without_older(read_board(Path(records)), make_cells([method], values=tried))
     places = standing_of(board, method)
     result = {
         "records": records,
@@ -194,21 +197,6 @@ def show(
         tables = [table_of(name, standings(board, name)) for name in federations_of(board)]
         _print_tables(tables)
     print_result(result, json, _show_board)
-
-
-def _select(
-    methods: Sequence[str], values: Mapping[str, Any] | None, only: Sequence[str] | None
-) -> list[Cell]:
-    """Return the cells that the options name, with a record or without.
-
-    Args:
-        methods: empty: all of the package.
-        values: what is tried; None: as for every method.
-        only: parts of their names.
-    """
-    from fedtailor.experiment.leaderboard import make_cells
-
-    return make_cells(methods, only=only or (), values=values)
 
 
 def _run(

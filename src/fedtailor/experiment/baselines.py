@@ -20,6 +20,7 @@ from fedtailor.baselines import (
     LabeledInputs,
     SiteExamples,
     TrainedBaselines,
+    end_processes,
     train_baselines,
     train_sites,
 )
@@ -260,6 +261,7 @@ def _train_all(
     for trained in train_sites(jobs, num_values=num_values, num_classes=num_classes):
         pooled |= trained.probabilities
 
+    end_processes()
     return pooled, by_client
 
 

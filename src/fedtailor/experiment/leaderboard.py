@@ -6,7 +6,7 @@ better than what it would use alone? A repetition has a division of its own, and
 So no test example of a repetition is among the examples that chose its options.
 
 Records are lines of a file. What changes a result is part of a cell's digest: a record of another
-protocol, or of another version of a user's own method, does not count. No torch.
+protocol, or of another version of a user's own method, is made again. No torch.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from fedtailor.core.errors import ConfigError, DataError, RunError, find_name
 from fedtailor.core.options import wrong_value
 from fedtailor.core.reading import damaged, read_lines
 from fedtailor.core.targets import source_digest
+from fedtailor.core.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,7 @@ _NEEDED = (
     "split_sha256",
     "trial_seconds",
     "processor_seconds",
+    "machine",
     "commit",
 )
 """Keys of a record that its page needs."""
@@ -78,6 +80,8 @@ SIMPLEST = ("majority", "logistic_regression")
 """Baselines of pictures and features."""
 _OF_THE_DATA = ("data.dir", "data.encoder")
 """Keys of errors that concern the data of a federation, and no method."""
+_EQUAL_FOR_ALL = ("data", "federation", "model")
+"""Sections of the configuration of which no option may be tried."""
 _NEEDS_CLONE = (
     "Federations on features run in the root of a clone of the repository: make encoder installs "
     "the encoder there, for .venv/bin/fedtailor."
@@ -226,9 +230,6 @@ VALUES: Mapping[str, Mapping[str, Sequence[Any]]] = {
 """What is tried for a method; for others, four learning rates."""
 METHODS = tuple(ALGORITHMS)
 """Of the package."""
-ONE_EXCHANGE = ("fed3r", "fedcgs", "fedcof", "fedncm", "one_shot_fda")
-"""Methods that train no body: they get the model ``linear``, on pixels, features or columns."""
-
 ONE_MODEL_HERE = ("fedbn", "fedsr")
 """Methods with which all clients end with the same model here, though not everywhere: there are no
 normalization layers and no fine-tuning."""
@@ -276,7 +277,8 @@ class Cell:
             "evaluation": {"every": 0, "baselines": ",".join(federation.baselines)},
             "checkpoint": {"every": 0},
         }
-        if self.method in ONE_EXCHANGE:
+        # Methods of few exchanges train no body.
+        if load_algorithm(self.method).exchanges:
             sections["model"] = {"name": "linear"}
 
         return sections
@@ -307,30 +309,21 @@ def make_cells(
         values: what is tried; None: as :data:`VALUES` says.
 
     Raises:
-        ConfigError: a method is unknown, no cell has such a name, or what is tried are no lists of
-            at most :data:`TRIALS` combinations.
+        ConfigError: a method is unknown, no cell has such a name, or what is tried is equal for all
+            methods, or no lists of at most :data:`TRIALS` combinations.
 
     Example:
         >>> [cell.name for cell in make_cells(["ditto"], only=["digits/", "/0"])]
         ['digits/ditto/0']
     """
-    names = []
+    names: dict[str, None] = {}
     for method in methods or METHODS:
         if ":" not in method:
             method = find_name("algorithm", method, ALGORITHMS, key="method")
         load_algorithm(method)  # a method that is not there is told at once
-        names.append(method)
+        names[method] = None
 
-    for key, tried in (values or {}).items():
-        if not isinstance(tried, list | tuple) or not tried:
-            allowed = f"a list of values to try, such as {key}=[0.1, 1]"
-            raise wrong_value("--values", allowed, tried)
-
-    combinations = math.prod(len(tried) for tried in (values or {}).values())
-    if combinations > TRIALS:
-        allowed = f"at most {TRIALS} combinations, as for every method"
-        raise wrong_value("--values", allowed, combinations)
-
+    _check_values(values or {})
     cells = []
     for repetition in range(REPETITIONS):
         for federation in FEDERATIONS:
@@ -345,6 +338,27 @@ def make_cells(
         raise wrong_value("--only", allowed, ", ".join(only), hint)
 
     return cells
+
+
+def _check_values(values: Mapping[str, Sequence[Any]]) -> None:
+    """Check what is to be tried.
+
+    Raises:
+        ConfigError: it is equal for all methods, or no lists of at most so many combinations.
+    """
+    for key, tried in values.items():
+        if key.partition(".")[0] in _EQUAL_FOR_ALL:
+            allowed = "options of the method or of training"
+            hint = "Data, model and rounds are the same for all methods."
+            raise wrong_value("--values", allowed, key, hint)
+        if not isinstance(tried, list | tuple) or not tried:
+            allowed = f"a list of values to try, such as {key}=[0.1, 1]"
+            raise wrong_value("--values", allowed, tried)
+
+    combinations = math.prod(map(len, values.values()))
+    if combinations > TRIALS:
+        allowed = f"at most {TRIALS} combinations, as for every method"
+        raise wrong_value("--values", allowed, combinations)
 
 
 # Records.
@@ -385,6 +399,20 @@ def is_done(cell: Cell, records: Mapping[str, Record]) -> bool:
     return record is not None and record["protocol"] == cell.digest
 
 
+def without_older(records: Mapping[str, Record], cells: Sequence[Cell]) -> dict[str, Record]:
+    """Return the records without those of the cells' methods that are not of these cells.
+
+    Those are of another version of a method, or of other values that were tried.
+    """
+    methods = {cell.method for cell in cells}
+    current = {cell.name for cell in cells if is_done(cell, records)}
+    return {
+        name: record
+        for name, record in records.items()
+        if record["method"] not in methods or name in current
+    }
+
+
 def run_cells(
     cells: Iterable[Cell],
     path: Path,
@@ -413,6 +441,7 @@ def run_cells(
         Why cells failed, by their names.
 
     Raises:
+        ConfigError: an option is wrong.
         DataError: the file is damaged.
         RunError: it cannot be written.
         UsageError: Optuna is not installed.
@@ -425,6 +454,7 @@ def run_cells(
     records = read_board(path)
     missing = [cell for cell in cells if not is_done(cell, records)]
     if missing:
+        _check_options(missing, overrides)
         _check_writable(path)
 
     failures: dict[str, str] = {}
@@ -440,7 +470,7 @@ def run_cells(
 
         say(f"{number} of {len(missing)}: {cell.name}")
         try:
-            record, folder = run_cell(cell, overrides, work)
+            record, folder = run_cell(cell, overrides, work, say)
         except (ConfigError, DataError, RunError) as error:
             reason = f"{error} {_NEEDS_CLONE}" if error.key == "data.encoder" else str(error)
             failures[cell.name] = reason
@@ -456,6 +486,22 @@ def run_cells(
         shutil.rmtree(folder, ignore_errors=True)
 
     return failures
+
+
+def _check_options(cells: Sequence[Cell], overrides: Sequence[tuple[str, Any]]) -> None:
+    """Check the options that are tried for each method, before anything is trained for it.
+
+    Raises:
+        ConfigError: one is wrong.
+        UsageError: Optuna is not installed.
+    """
+    from fedtailor.experiment.config import make_config
+    from fedtailor.experiment.sweep import make_searches
+    from fedtailor.experiment.sweep_options import SweepOptions
+
+    for cell in {cell.method: cell for cell in cells}.values():
+        config = make_config(cell.sections(), overrides)
+        make_searches(config, SweepOptions(sampler="grid", values=dict(cell.tried)))
 
 
 def _check_writable(path: Path) -> None:
@@ -474,7 +520,9 @@ def _check_writable(path: Path) -> None:
         discard(path)
 
 
-def run_cell(cell: Cell, overrides: Sequence[tuple[str, Any]], work: Path) -> tuple[Record, Path]:
+def run_cell(
+    cell: Cell, overrides: Sequence[tuple[str, Any]], work: Path, say: Say
+) -> tuple[Record, Path]:
     """Run a cell: a sweep of its trials, and the record of the one that was chosen.
 
     The folder of the sweep is returned with it: it is of no use once the record is written.
@@ -483,6 +531,7 @@ def run_cell(cell: Cell, overrides: Sequence[tuple[str, Any]], work: Path) -> tu
         cell: the method on the federation.
         overrides: values of the configuration that change no result, such as the data folder.
         work: folder of unfinished cells.
+        say: is told if trials failed.
 
     Raises:
         ConfigError: the method cannot work on the federation.
@@ -509,6 +558,10 @@ def run_cell(cell: Cell, overrides: Sequence[tuple[str, Any]], work: Path) -> tu
     best = method["best"]
     if best is None:
         raise ConfigError(f"no trial of {cell.name} went through all rounds.")
+
+    errors = [trial["error"] for trial in method["trials"] if trial["error"]]
+    if errors:
+        say(f"note: {counted(len(errors), 'trial')} of {cell.name} failed: {errors[0]}")
 
     record = {
         "version": VERSION,

@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 
 from fedtailor.core.atomic import write_whole
+from fedtailor.core.options import wrong_value
 from fedtailor.core.text import counted, markdown_table
 from fedtailor.experiment.leaderboard import (
     FEDERATIONS,
@@ -319,8 +320,8 @@ def _what_is_missing(records: Mapping[str, Record]) -> Iterator[str]:
     older = count_older(records)
     if older:
         yield (
-            f"{older} of the missing cells have a record of an earlier protocol, without verdicts "
-            "and core seconds. The tables show it until the cell is run again."
+            f"{older} of the missing cells have a record of another protocol. The tables show it "
+            "until the cell is run again."
         )
 
     words = []
@@ -401,7 +402,8 @@ def _ranks_in_words(ranks: Ranks) -> str:
     """Return the ranks in a sentence."""
     if ranks.critical_difference is None:
         return (
-            "There are no ranks yet: they need two methods with all repetitions on two federations."
+            f"There are no ranks yet: they need `{LOCAL}` and another method with all repetitions "
+            "on two federations."
         )
 
     first = list(ranks.mean_rank.items())[:_MOST_RANKS]
@@ -442,8 +444,12 @@ def write_page(records: Mapping[str, Record], path: Path) -> Path:
     """Write the page in Markdown, its figure and its records beside it, and return its path.
 
     Raises:
+        ConfigError: the name is that of a picture.
         RunError: a file cannot be written.
     """
+    if path.suffix.lower() == ".png":
+        raise wrong_value("--out", "a file of Markdown, such as leaderboard.md", str(path))
+
     image = path.with_suffix(".png")
     records_page = path.with_name(f"{path.stem}-records.md")
     write_whole(image, picture(figure_of(records), "png"))

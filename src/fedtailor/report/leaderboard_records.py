@@ -73,10 +73,13 @@ def anchor_of(federation: str, row: str) -> str:
 
 def _record_in_words(record: Record, local: Record | None) -> str:
     """Return a record as a list of facts and the command that repeats it."""
+    trials = record["trials"]
+    failed = sum(trial["validation"] is None for trial in trials)
+    which = f"{len(trials)}, of which {failed} failed" if failed else f"{len(trials)}"
     facts = [
         f"accuracy {_mean_percent(record['accuracies'])} % (validation "
         f"{100 * record['validation']:.2f} %)",
-        f"chosen {_options(record['chosen'])} among {len(record['trials'])}",
+        f"chosen {_options(record['chosen'])} among {which}",
         _verdicts_in_words(record),
     ]
     if local is not None and local is not record:
@@ -86,10 +89,12 @@ def _record_in_words(record: Record, local: Record | None) -> str:
     below = clients_below(record, record["baselines"][ALONE])
     facts.append(f"less accurate than alone at {_clients(below)}")
     seconds = seconds_of_trial(record)
+    time = NOTHING if seconds is None else round(seconds, 1)
     commit = record["commit"] or NOTHING  # an installed package has none
+    machine = record["machine"]
     facts.append(
-        f"{record['engine']}, {NOTHING if seconds is None else round(seconds, 1)} core seconds a "
-        f"trial, commit {_short(commit)}, protocol {record['protocol']}, split "
+        f"{record['engine']}, {machine['processor']} ({machine['torch_cpu_capability']}), {time} "
+        f"core seconds a trial, commit {_short(commit)}, protocol {record['protocol']}, split "
         f"{record['split_sha256'][:12]}"
     )
     facts = [f"* {fact}" for fact in facts]
@@ -137,7 +142,7 @@ def _baseline_in_words(name: str, there: Sequence[Record]) -> str:
         own = record["baselines"]
         models = own["pooled_model"] if name != ALONE else _counted(own["alone_models"])
         accuracies = f"accuracy {_mean_percent(own[name])} % ({models})"
-        parts.append(f"* **Repetition {repetition}**: {accuracies}; trained for every method")
+        parts.append(f"* **Repetition {repetition}**: {accuracies}; trained once for all methods")
 
     first = by_repetition[min(by_repetition)]
     return "\n".join([*parts, "", "```sh", command_of(first), "```"])
@@ -153,13 +158,11 @@ def command_of(record: Record) -> str:
     name = shlex.quote(record["name"])
     method = shlex.quote(record["method"])
     where = f"--only {name} --engine {record['engine']} --records {_AGAIN}"
-    if ":" not in record["method"]:
-        return f"fedtailor leaderboard run {method} {where}"
-
     tried = {key: list(values) for key, values in record["tried"].items()}
     words = []
     if tried != Cell(record["federation"], record["method"], record["repetition"]).tried:
         for key, values in tried.items():
             words += ["--values", shlex.quote(f"{key}={json.dumps(values)}")]
 
-    return " ".join(["fedtailor leaderboard add", method, *words, where])
+    verb = "add" if words or ":" in record["method"] else "run"
+    return " ".join([f"fedtailor leaderboard {verb}", method, *words, where])
