@@ -57,7 +57,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.records import describe_machine, read_records, save_record, with_deviation
+from benchmarks.records import describe_machine, read_records, save_record
 from fedtailor.experiment.assembly import PreparedRun, assemble, resolved_options
 from fedtailor.experiment.config import Config, make_config
 from fedtailor.simulation.noisy_sums import for_noise
@@ -632,7 +632,11 @@ def print_table_of_statistics() -> None:
 
 def _with_count(values: Sequence[float]) -> str:
     """Return mean, deviation and number of values; a dash for none."""
-    return f"{with_deviation(values)} ({len(values)})" if values else "-"
+    if not values:
+        return "-"
+
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread} ({len(values)})"
 
 
 def rows_of_frozen() -> list[dict[str, Any]]:

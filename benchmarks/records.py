@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +27,6 @@ def save_record(benchmark: str, name: str, record: Record) -> None:
         records[name] = {"name": name, **record}
         lines = (f"{to_json(records[key])}\n" for key in sorted(records))
         write_whole(RESULTS / f"{benchmark}.jsonl", "".join(lines))
-
-
-def with_deviation(values: Sequence[float], digits: int = 1) -> str:
-    """Return mean and deviation of values in a table; a dash for none."""
-    if not values:
-        return "-"
-
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 
 def describe_machine() -> Record:

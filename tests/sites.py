@@ -55,6 +55,10 @@ POLICY = {
 """Of sites that are tested: divided as in a simulation, with few examples and all methods."""
 
 
+class Killed(BaseException):
+    """The process of a server or of a site was killed."""
+
+
 class Wire:
     """A connection in memory."""
 

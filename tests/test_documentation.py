@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import options as measured_ideas
 from experiments.cells import read_plan
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.cli.main import main
@@ -63,12 +62,11 @@ def blocks(page, language):
 
 def commands():
     """Return every command line of fedtailor in the pages, and those that the demo suggests."""
-    pages = [page for page in PAGES if page.name != "history.md"]
     lines = [
-        line for page in pages for block in blocks(page, "console") for line in block.splitlines()
+        line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()
     ]
     inline = [
-        text for page in pages for text in re.findall(r"`(fedtailor [^`]*)`", page.read_text())
+        text for page in PAGES for text in re.findall(r"`(fedtailor [^`]*)`", page.read_text())
     ]
     return [
         line.strip()
@@ -429,17 +427,6 @@ def test_every_page_is_in_the_list_of_pages():
         }
         written = {name.replace("algorithms", "algorithms/index") for name in written}
         assert listed == linked == there | written
-
-
-def test_the_page_of_measured_ideas_has_the_rows_of_its_records():
-    page = (DOCS / "results" / "options.md").read_text().splitlines()
-    for rows in (
-        measured_ideas.table("gaussians"),
-        measured_ideas.summary(),
-        measured_ideas.client_rates(),
-        measured_ideas.table("server"),
-    ):
-        assert set(rows) <= set(page)
 
 
 def test_paths_in_the_text_exist():

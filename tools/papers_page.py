@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 
 from experiments.cells import Cell, cells, expand, read_plan
 from experiments.paper import FOLDER, Paper, load_paper, paper_names
@@ -16,8 +15,7 @@ from experiments.records import (
     read_records,
     records_of,
 )
-
-ROOT = Path(__file__).resolve().parent.parent
+from fedtailor.core.text import markdown_table, percent
 
 NAMES = {"pfedfda": "pFedFDA", "fedcr": "FedCR", "pfedvem": "pFedVEM", "fedlda": "FedLDA"}
 """The papers in the order of the page."""
@@ -136,7 +134,7 @@ These columns cannot be run, because we do not have their data: {absent}.
 
 
 def pages() -> dict[str, str]:
-    """Return the texts of the page and of the README by their paths relative to docs."""
+    """Return the text of the page by its path relative to docs."""
     papers = {name: load_paper(name) for name in sorted(paper_names(), key=list(NAMES).index)}
     records = {name: read_records(name) for name in papers}
     rows = {name: judged_numbers(paper, records[name]) for name, paper in papers.items()}
@@ -212,15 +210,10 @@ def points(fraction: float) -> str:
     return f"{100 * fraction:g}"
 
 
-def percent(fraction: float | None) -> str:
-    """Return a fraction in percent with one decimal; a dash for None."""
-    return "-" if fraction is None else f"{100 * fraction:.1f}"
-
-
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Return a table in Markdown; columns that hold numbers are aligned to the right."""
-    alignment = ["---" if name in TEXT_COLUMNS else "---:" for name in head]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, alignment, *rows])
+    of_numbers = [column for column, name in enumerate(head) if name not in TEXT_COLUMNS]
+    return markdown_table(head, rows, of_numbers=of_numbers)
 
 
 def verdicts(paper: Paper, rows: list[Row]) -> str:

@@ -10,8 +10,8 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
 
-  // lists of everything and what led to the first version: they hold nearly every word
-  long: /^reference\/(api|commands|configuration|example|history|toolkit)$|index$/,
+  // lists of everything: they hold nearly every word
+  long: /^reference\/(api|commands|configuration|example|toolkit)$|index$/,
 
   stems(text) {
     const stemmer = new Stemmer();

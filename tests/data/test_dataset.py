@@ -11,8 +11,6 @@ from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data import DATASETS, PARTITIONS, data_folder, load_dataset
 from fedtailor.data.dataset import Dataset, Normalization
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-
 
 def small(**changes: Any) -> Dataset:
     x = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)

@@ -33,6 +33,7 @@ from hostile import Tolerant
 from sites import (
     VALUES,
     FunctionTransport,
+    Killed,
     Losing,
     World,
     divide_digits,
@@ -361,10 +362,6 @@ def test_a_damaged_file_of_the_server_is_named(begun):
         path.unlink()
         if before is not None:
             path.write_bytes(before)
-
-
-class Killed(BaseException):
-    """The server is gone."""
 
 
 def test_a_closed_sum_that_loses_a_site_is_opened_all_the_same(begun):

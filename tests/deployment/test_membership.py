@@ -28,6 +28,7 @@ from marks import quick, slow
 from sites import (
     VALUES,
     FunctionTransport,
+    Killed,
     World,
     assert_same_as_simulation,
     divide_digits,
@@ -41,10 +42,6 @@ LATE = ("annex", "zoo")
 DATA = divide_digits((*NAMES, *LATE), rows=20)
 ROUNDS = 5
 METHODS = ("scaffold", "fedrep", "pfedfda", "fedfomo", "local", "feddyn", "pfedhn")
-
-
-class Killed(BaseException):
-    """The process was killed."""
 
 
 def world_of(path, name, late=(), **federation):

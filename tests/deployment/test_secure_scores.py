@@ -16,6 +16,7 @@ from marks import quick, slow
 from sites import (
     VALUES,
     FunctionTransport,
+    Killed,
     Losing,
     World,
     assert_same_as_simulation,
@@ -39,10 +40,6 @@ SHARED = ["scores", "metrics"]
 LEARNING = {"epochs": 5, "batch_size": 16, "lr": 0.1}
 """So that accuracies differ from 0."""
 MISSING = {"worst10", "smallest10", "min", "max", "missing"}
-
-
-class Killed(BaseException):
-    """The server is gone."""
 
 
 def learning(path, *, new=(), **values):

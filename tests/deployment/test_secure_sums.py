@@ -21,6 +21,7 @@ from marks import quick, slow
 from sites import (
     VALUES,
     FunctionTransport,
+    Killed,
     Losing,
     World,
     assert_same_as_simulation,
@@ -116,10 +117,6 @@ def test_a_site_that_is_silent_in_another_exchange(tmp_path, kind):
 
     world.serve(lambda sites: Losing([site.answer for site in sites], lost))
     assert_same_as_simulation(world)
-
-
-class Killed(BaseException):
-    """The server is gone."""
 
 
 def killing(moment, *, before):

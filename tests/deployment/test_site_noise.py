@@ -29,6 +29,7 @@ from fedtailor.simulation.checkpoint import read_final_state
 from marks import slow
 from sites import (
     VALUES,
+    Killed,
     World,
     assert_same_as_simulation,
     divide_digits,
@@ -498,10 +499,6 @@ def test_a_new_site_that_is_asked_to_train_hides_its_examples_too(tmp_path):
 
 
 # No release without its entry
-
-
-class Killed(BaseException):
-    """The site is gone."""
 
 
 def kill_at(patch, moment):

@@ -17,6 +17,7 @@ from sites import (
     ABSENCES,
     VALUES,
     FunctionTransport,
+    Killed,
     World,
     assert_same_as_simulation,
     divide_digits,
@@ -28,10 +29,6 @@ METHODS = ["scaffold", "pfedfda", "fedpac"]
 PATIENCE = {"deadline": 0.3, "resend": 0.05, "grace": 0.1}
 BAD = 1
 """The number of the site that misbehaves."""
-
-
-class Killed(BaseException):
-    """The process was killed."""
 
 
 class Patient(FunctionTransport):

@@ -21,7 +21,7 @@ from fedtailor.deployment.status_port import TOKEN_FILE, StatusPort
 from fedtailor.deployment.supervise import LogFile
 from fedtailor.experiment.reader import read_run
 from marks import quick
-from sites import NAMES, VALUES, FunctionTransport, World, divide_digits, write_arrays
+from sites import NAMES, VALUES, FunctionTransport, Killed, World, divide_digits, write_arrays
 
 DATA = divide_digits(rows=30)
 DEADLINE = 0.4
@@ -33,10 +33,6 @@ SETTINGS = {
 }
 BAD = 1
 """The number of the site that is killed."""
-
-
-class Killed(BaseException):
-    """The process of the server was killed."""
 
 
 class Watched(FunctionTransport):
