@@ -323,6 +323,42 @@ def test_a_federation_in_short_counts_what_is_told_apart(two_federations):
     )
 
 
+def test_advice_says_who_is_ahead_where_and_of_whom():
+    records = []
+    for number in range(REPETITIONS):
+        noise = clients(0, number)
+        for federation, method, center in (
+            ("digits", "local", 0.7),
+            ("digits", "fedavg", 0.6),
+            ("digits", "ditto", 0.8),
+            ("digits", "fedncm", 0.69),
+            ("table", "local", 0.7),
+            ("table", "fedavg", 0.6),
+            ("table", "ditto", 0.71),
+            ("table", "fedncm", 0.75),
+        ):
+            row = record(federation, method, number, (noise + center).tolist())
+            row["baselines"]["alone"] = (noise + 0.72).tolist()
+            if method == "fedncm":
+                sent = {"up": 100_000 if federation == "digits" else 200_000, "down": 0}
+                row |= {"rounds": 1, "bytes": sent, "evaluation": "global"}
+            records.append(row)
+
+    page = page_of(board(*records), "board.png", "records.md")
+    sentences = [line for line in page.splitlines() if line.startswith("* **")]
+    first, few, one, harm, home = sentences[:5]
+    assert "ditto ranks best on average (place 1.5 of 4)" in first
+    assert "2 federations are too few" in first and "better in table." in first
+    assert "fedncm ranks best. It is 11.0 points behind the highest mean in digits" in few
+    assert "A run of ditto, which" in few and "moves 30 to 60 times as many bytes" in few
+    assert "Of the methods that give one, fedncm ranks best. Against it, ditto" in one
+    assert "-4.0 to +11.0 points; it is told apart as better in digits, as worse in table." in one
+    assert "With ditto, 0 % and 50 % of the clients" in harm
+    assert "with fedavg, 100 % and 100 %" in harm and "first of 3 such shares" in harm
+    assert "in digits 1 (ditto) is better and 2 worse; in table 1 (fedncm) is better" in home
+    assert home.endswith("2 worse, of 3 methods.")
+
+
 def test_names_in_the_figure_are_those_that_none_beats_at_less_cost():
     """One that a more accurate mark is close to has no name."""
     records = []
