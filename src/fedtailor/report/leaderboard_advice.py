@@ -108,7 +108,8 @@ def _for_few_exchanges(ranks: Ranks, tables: Mapping[str, _Table]) -> str:
         words.append("No mean is higher.")
 
     if ratios:
-        least, most = f"{min(ratios):.2g}", f"{max(ratios):.2g}"
+        least = f"{min(ratios):.2g}"
+        most = f"{max(ratios):.2g}"
         times = least if least == most else f"{least} to {most}"
         words.append(
             f"A run of {trained}, which ranks best of those that train a model per client in "
