@@ -114,6 +114,35 @@ def test_seeds_count_as_one_test_of_every_example():
     assert row.scores == {model: pytest.approx(scores) for model, scores in once.scores.items()}
 
 
+def test_seeds_with_other_test_examples_have_intervals_around_the_difference():
+    # The own model always says 0, and the personalized one is right. Class 1 is tested unevenly.
+    classes = [0] * 20 + [1] * 4
+    for tested in (([20, 21, 22], [20, 21, 23]), ([20, 21, 22], [20, 21, 22])):
+        trainings = []
+        for seed, positives in enumerate(tested):
+            positions = [*range(10 * seed, 10 * seed + 10), *positives]
+            labels = [classes[position] for position in positions]
+            trainings.append(training(labels, [], range(10, 13), seed=seed, positions=positions))
+
+        for measure in ("accuracy", "balanced_accuracy"):
+            difference = site_rows(trainings, measure=measure)[0].difference
+            expected = 0.5 if measure == "balanced_accuracy" else 6 / 26
+            assert difference.difference == pytest.approx(expected)
+            assert -1 <= difference.low < expected < difference.high <= 1
+
+
+def test_confident_models_keep_their_order():
+    """Probabilities above 1 - 3e-8 are all 1 in 32 bits, and those of the other class are not."""
+    odds = np.array([18.0, 19.0, 40.0, -3.0, 17.5])
+    probabilities = np.stack([1 / (1 + np.exp(odds)), 1 / (1 + np.exp(-odds))], axis=1)
+    trained = training([1, 1, 1, 0, 0], [], [])
+    trained.federated[0].probabilities["personalized"][:] = probabilities.astype(np.float32)
+    assert site_rows([trained])[0].scores["personalized"].auroc == 1.0
+
+    trained.federated[0].probabilities["personalized"][3:] = np.nan
+    assert site_rows([trained])[0].scores["personalized"].auroc == 0.0
+
+
 def test_examples_of_a_patient_count_as_one():
     groups = np.repeat(np.arange(10), 4)
     labels = np.repeat([0, 1] * 5, 4)

@@ -141,6 +141,10 @@ def design_effect(
 
     of_groups = float((sum_by_group(influence, groups) ** 2).sum()) * number / (number - 1)
     variance = max(of_groups, float((influence**2).sum()))
+
+    # Where one model alone is right in all tests, only the number of tests differs.
+    if independent * len(values) < _NOTHING:
+        return most
     return min(most, variance / independent)
 
 

@@ -31,6 +31,8 @@ Verdict = Literal["better", "no clear difference", "worse"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 LEVEL = 0.05
 """A difference is clear if its corrected p-value is below it."""
+_STEPS = 2.0**20
+"""Of log-odds, in which scores are compared."""
 OWN = "own"
 """What the site would use alone."""
 GLOBAL = "global"
@@ -223,8 +225,17 @@ class _Tests(NamedTuple):
         return labels
 
     def _pairs(self, label: int, model: str) -> Pairs:
-        scores = np.nan_to_num(self.probabilities[model][:, label])
-        return count_pairs(scores, self.labels == label, self.trainings)
+        # Log-odds, as in core.scores: 32 bits tell small probabilities apart, but not large ones.
+        probabilities = self.probabilities[model].astype(np.float64)
+        others = np.delete(probabilities, label, axis=1).sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            odds = np.log(probabilities[:, label]) - np.log(others)
+            scores = np.round(odds * _STEPS)
+
+        # What is no number is the lowest score of its class, and the highest of the others.
+        positive = self.labels == label
+        wrong = np.where(positive, -np.inf, np.inf)
+        return count_pairs(np.where(np.isnan(scores), wrong, scores), positive, self.trainings)
 
 
 def _gather(trainings: Sequence[SeedPredictions], client: int) -> _Tests | None:
@@ -351,9 +362,14 @@ def _difference(tests: _Tests, measure: Measure) -> Paired | None:
 
     difference = float(tests.gains(measure).sum())
 
-    # The share of an example's tests in which only one model is right.
-    shares = tests.right_more_often() * (len(tests.classes) / len(tests.labels))
-    strata = tests.classes if measure == "balanced_accuracy" else None
+    # Examples for each of their tests: of all classes, or of the class of the example, as in gains.
+    strata = None
+    examples_of_test: np.ndarray | float = len(tests.classes) / len(tests.labels)
+    if measure == "balanced_accuracy":
+        strata = tests.classes
+        examples_of_test = np.bincount(strata)[strata] / np.bincount(tests.labels)[strata]
+
+    shares = tests.right_more_often() * examples_of_test
     return Paired(difference, *paired_interval(shares, tests.groups, strata))
 
 
