@@ -46,7 +46,7 @@ MUCH_NOISE = {"unit": "example", "noise_from": "sites", "noise": 50.0, "clip": 0
 SECRET = "0123456789abcdef" * 4
 
 
-def world_of(path, privacy=AT_SITES, *, most_epsilon=0.0, secret=SECRET, **values):
+def world_of(path, privacy=AT_SITES, *, most_epsilon=0.0, secret=SECRET, policy=None, **values):
     """Return a world of digits.
 
     Args:
@@ -54,6 +54,7 @@ def world_of(path, privacy=AT_SITES, *, most_epsilon=0.0, secret=SECRET, **value
         privacy: of federation.toml.
         most_epsilon: what the site clinic allows.
         secret: of the sites; empty: each draws its own.
+        policy: of the sites, beside the usual one.
         values: other sections of federation.toml.
     """
     world = World(
@@ -61,6 +62,7 @@ def world_of(path, privacy=AT_SITES, *, most_epsilon=0.0, secret=SECRET, **value
         names=NAMES,
         values={**VALUES, "privacy": privacy, **values},
         secure=bool(privacy.get("secure_sums")),
+        policy=policy or {},
     )
     world.write(lambda folder, name: write_arrays(folder, *DATA[name]))
     for name in NAMES * bool(secret):
@@ -324,6 +326,27 @@ def test_another_state_has_other_noise_and_counts_again(tmp_path):
 
     one = upload_in(world, request, answers[1])["delta"]
     two = upload_in(world, other, answer)["delta"]
+    assert abs(correlation(one, two)) < 0.1
+    assert len(ledger_of(world)) == 3
+
+
+def test_other_examples_have_other_noise_even_if_the_run_is_forgotten(tmp_path):
+    world = world_of(tmp_path, MUCH_NOISE, training=ONE_STEP, policy={"purposes": 2})
+    world.serve()
+    (request, *_), (answer, *_) = training(world)
+
+    # A row is corrected, and newer runs have replaced what the site keeps of this one.
+    x, y = DATA["clinic"]
+    corrected = x.copy()
+    corrected[0] = x[0][::-1]
+    site = world.path / "sites" / "clinic"
+    shutil.rmtree(site / "data")
+    write_arrays(site / "data", corrected, y)
+    shutil.rmtree(site / "states")
+    again = site_of(world).answer(request)
+
+    one = upload_in(world, request, answer)["model"] - model_in(world, request)
+    two = upload_in(world, request, again)["model"] - model_in(world, request)
     assert abs(correlation(one, two)) < 0.1
     assert len(ledger_of(world)) == 3
 

@@ -303,8 +303,10 @@ class SiteRun:
         if self.releases is None:
             return None
 
+        # Other examples never get the same noise, even if nothing else of the run is left.
+        data = self.prepared.digest.encode()
         state = "" if work.base is None else self._states.digest(work.base)
-        origin = (state.encode(), blobs["shared"], blobs.get("own", b""))
+        origin = (data, state.encode(), blobs["shared"], blobs.get("own", b""))
         return self.releases.in_training(work.round, *origin)
 
     def _masked_answer(self, work: Work, blobs: Mapping[str, bytes]) -> MaskedAnswer | None:
