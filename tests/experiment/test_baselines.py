@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 import fedtailor.baselines
 from fedtailor.baselines import Inputs, LabeledInputs, train_baselines
-from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.errors import ConfigError, DataError, RunError
 from fedtailor.core.schedule import BASELINE_NAMES
 from fedtailor.experiment import baselines
 from fedtailor.experiment.assembly import assemble
@@ -29,8 +29,10 @@ from fedtailor.experiment.predictions import (
     PREDICTIONS_FILE,
     read_predictions,
 )
+from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.tracking import RunProgress
+from fedtailor.experiment.writer import RunWriter
 from fedtailor.serving.export import export_model
 from fedtailor.serving.own_model import OwnModule
 from fedtailor.serving.run import load
@@ -430,3 +432,40 @@ def test_clients_without_names_choose_too(tmp_path):
     pictures = assemble(config, 0).divided.dataset.x[tested.positions]
     expected = tested.probabilities["logistic_regression"]
     np.testing.assert_allclose(model.predict_proba(pictures), expected, atol=1e-6)
+
+
+def test_a_run_that_has_finished_says_which_models_are_used(tmp_path, monkeypatch):
+    """Also before the other seeds have finished; without a result nobody can know."""
+    values = {"data": {"clients": 2, "fraction": 0.1}, "federation": {"rounds": 1}}
+    values |= {"serve": {"fallback": "best"}, "seeds": [0, 1]}
+    values["evaluation"] = {"baselines": "logistic_regression"}
+    finish = RunWriter.finish
+
+    def stop(self, *args, **options):
+        if self.path.name == "seed-1":
+            raise KeyboardInterrupt
+        return finish(self, *args, **options)
+
+    monkeypatch.setattr(RunWriter, "finish", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config(values), out=tmp_path / "run")
+    interrupted = load(tmp_path / "run")
+    assert interrupted.model(0, seed=0).card["algorithm"] == "logistic_regression"
+    with pytest.raises(DataError, match="has not finished"):
+        interrupted.model(0, seed=1)
+
+
+def test_a_site_whose_own_model_cannot_be_written_has_no_folder_that_finished(
+    table, tmp_path, monkeypatch
+):
+    config = settings(table, serve__fallback="best", evaluation__baselines="random_forest")
+    run(config, out=tmp_path / "run")
+
+    def refuse(*args):
+        raise RunError("no space left")
+
+    monkeypatch.setattr("fedtailor.serving.model_folder.write_own_models", refuse)
+    made = tmp_path / "made"
+    with pytest.raises(RunError, match="no space left"):
+        load(tmp_path / "run").onboard(table / f"{SITES[0]}.csv", made, name="Porto")
+    assert not made.exists() or read_run(made).status["state"] != "finished"

@@ -186,6 +186,17 @@ def test_an_interrupted_run_has_the_same_bits(sites, whole, tmp_path, fold, afte
     assert result["metrics"] == json.loads((whole / "result.json").read_text())["metrics"]
 
 
+def test_a_site_that_joins_keeps_its_name_in_verdicts(sites, tmp_path):
+    result = run(config(sites, ("federation.history", ["2 join Oslo"])), out=tmp_path / "run")
+    names = read_run(tmp_path / "run").split["client_names"]
+    assert names == read_run(tmp_path / "run" / "fold-1").split["client_names"]
+    assert names[-1] == "Oslo"
+
+    for row in result["worth_it"]["sites"]:
+        expected = result["sites"][row["site"]]["accuracy"]
+        assert row["scores"]["personalized"]["accuracy"] == pytest.approx(expected), row["site"]
+
+
 def test_seeds_have_folds_each_and_draw_them_from_their_own_split(sites, tmp_path):
     folder = tmp_path / "run"
     several = (("seeds", [0, 1]), ("data.seed", "run"), ("data.folds", 2))

@@ -13,9 +13,9 @@ from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.data.build import build
 from fedtailor.experiment.reader import site_data_of
 from fedtailor.serving import adapt
-from fedtailor.serving.adapt import Blend, blended
+from fedtailor.serving.adapt import Blend, _error_of_mean, _Task, blended
 from marks import quick
-from serving.small_runs import make_run, settings
+from serving.small_runs import make_run, settings, write_hospital_tables, write_pictures
 from sites import write_arrays
 
 
@@ -158,6 +158,51 @@ def test_labels_that_gain_nothing_are_refused(trained, tmp_path):
     paths = arrays(tmp_path, x[:40], y[:40])
     with pytest.raises(DataError, match="do not show that the model gets better"):
         run.adapt("0", paths, tmp_path / "new", labels=True)
+
+
+def test_rows_of_a_patient_are_in_one_fold():
+    units = np.repeat(np.arange(7), 4)
+    means = torch.zeros(2, 1)
+    task = _Task(means, torch.zeros(28), means, torch.ones(2), 1.0, 1.0, units)
+    for fit, judge in task._folds(torch.arange(28)):
+        assert not set(units[fit]) & set(units[judge])
+        assert len(fit) + len(judge) == 28
+
+    # Four rows of each patient that gain the same say no more than one of them.
+    gains = np.random.default_rng(0).normal(size=7)
+    alone = _error_of_mean(gains, np.arange(7))
+    assert alone == pytest.approx(gains.std(ddof=1) / np.sqrt(7))
+    assert _error_of_mean(np.repeat(gains, 4), units) == pytest.approx(alone)
+
+
+def test_labels_of_few_patients_are_refused(shelf, tmp_path):
+    run, _ = make_run("pfedfda", "hospital_tables", shelf)
+    write_hospital_tables(tmp_path / "data", sites=("Mayo",), rows=12)
+    table = tmp_path / "data" / "Mayo.csv"
+    lines = table.read_text().splitlines()
+    rows = [f"P{row // 4}{line[line.index(',') :]}" for row, line in enumerate(lines[1:])]
+    table.write_text("\n".join([lines[0], *rows]))
+    with pytest.raises(DataError, match="of at least 5 groups, got 3"):
+        run.adapt("Mayo", [str(table)], tmp_path / "new", labels=True)
+
+
+def test_what_was_left_out_of_an_adaptation_is_told(shelf, tmp_path, monkeypatch):
+    run, _ = make_run("pfedfda", "pictures", shelf)
+    write_pictures(tmp_path / "recent", sites=("Mayo",), each=30)
+    pictures = sorted((tmp_path / "recent" / "Mayo" / "bright").iterdir())
+    pictures[0].write_bytes(b"no picture")
+    alarms = adapt.check_inputs
+
+    def ring(*args):
+        found = alarms(*args)
+        return found._replace(class_mix=found.class_mix._replace(p_value=0.0))
+
+    monkeypatch.setattr("fedtailor.serving.alarms.FEWEST_HELD_OUT", 5)
+    monkeypatch.setattr(adapt, "check_inputs", ring)
+    monkeypatch.setattr(adapt, "_refuse_other_inputs", lambda *_: None)
+    adapted = run.adapt("Mayo", list(map(str, pictures)), tmp_path / "new")
+    (note,) = adapted.result["notes"]
+    assert note.startswith("1 picture left out: ")
 
 
 def test_mistakes_are_one_sentence(trained, tmp_path):

@@ -16,10 +16,10 @@ from fedtailor.experiment.estimates import (
     mean_of_shares_interval,
     wilson_interval,
 )
-from fedtailor.serving.evaluate import calibration_interval
+from fedtailor.serving.evaluate import _at_training, calibration_interval
 from fedtailor.serving.inputs import Stored
 from fedtailor.serving.site_data import load_site
-from serving.small_runs import make_run, settings, write_tables
+from serving.small_runs import make_run, settings, write_hospital_tables, write_tables
 
 
 @pytest.mark.parametrize("kind", ["pictures", "hospital_tables"])
@@ -176,3 +176,69 @@ def test_the_calibration_error_is_inside_its_interval():
     scores = score(logits, labels, torch.ones(30), 2)
     bounds = calibration_interval(scores, logits, labels)
     assert 0.3 < bounds["low"] < per_client(scores)["ece"] < bounds["high"] < 0.9
+
+
+def test_the_interval_at_training_counts_a_patient_once():
+    """By the threshold of an operating point, as without one."""
+    counts = {"found": 90, "positives": 100, "rejected": 80, "negatives": 100}
+    at_training = _at_training({"independence": 0.1}, {"test": counts})
+    assert at_training.values == {"accuracy": 0.85, "balanced_accuracy": pytest.approx(0.85)}
+    assert at_training.intervals == {
+        "accuracy": wilson_interval(0.85, 20),
+        "balanced_accuracy": mean_of_shares_interval([0.9, 0.8], [10, 10]),
+    }
+
+
+def test_a_column_of_categories_may_be_empty_in_later_data(shelf, tmp_path, capsys):
+    run, _ = make_run("pfedfda", "hospital_tables", shelf)
+    write_hospital_tables(tmp_path / "data", sites=("Mayo",))
+    table = tmp_path / "data" / "Mayo.csv"
+    table.write_text(table.read_text().replace("female", "").replace("male", ""))
+    words = ["evaluate", str(run.path), "--client", "Mayo", str(table), "--json"]
+    assert main(words) == 0
+    notes = " ".join(json.loads(capsys.readouterr().out)["notes"])
+    assert "left out" not in notes
+
+    model = run.model("Mayo")
+    site = load_site(str(table), model.inputs, label_column="diagnosis", purpose="scores")
+    names = model.inputs.columns.feature_names
+    assert (site.x[:, names.index("sex=missing")] == 1).all()
+    assert (site.x[:, names.index("sex=male")] == 0).all()
+
+
+def test_files_with_and_without_groups_are_evaluated_together(shelf, tmp_path, capsys):
+    run, _ = make_run("pfedfda", "tables", shelf)
+    x = np.random.default_rng(0).normal(20, 3, (30, 3))
+    y = np.arange(30) % 2
+    names = np.array(["ill", "well"])
+    for name, more in (("one", {"groups": np.arange(30) // 2}), ("two", {})):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "train.npz", x=x, y=y, class_names=names, **more)
+
+    paths = [str(tmp_path / name) for name in ("one", "two")]
+    assert main(["evaluate", str(run.path), "--client", "Mayo", *paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"] == 15 + 30
+
+
+def test_columns_have_their_names_or_are_cells(tmp_path):
+    """As in predictions: a table for a model of arrays is refused, and arrays are encoded."""
+    write_tables(tmp_path / "tables")
+    data = {"path": str(tmp_path / "tables"), "numbers": "quantile"}
+    fedtailor.run(settings("fedavg", data), out=tmp_path / "of-tables")
+    model = fedtailor.load(tmp_path / "of-tables").model("Oslo")
+
+    x = np.random.default_rng(0).normal(30, 5, (20, 3)).astype(np.float32)
+    y = np.arange(20) % 2
+    for site in ("one", "two"):
+        (tmp_path / "arrays" / site).mkdir(parents=True)
+        place = tmp_path / "arrays" / site / "train.npz"
+        np.savez(place, x=x, y=y, class_names=np.array(["ill", "well"]))
+
+    site = load_site(str(tmp_path / "arrays" / "one"), model.inputs, purpose="scores")
+    assert np.array_equal(model.predict_proba(Stored(site.x)), model.predict_proba(x))
+
+    data = {"path": str(tmp_path / "arrays")}
+    fedtailor.run(settings("fedavg", data), out=tmp_path / "of-arrays")
+    inputs = fedtailor.load(tmp_path / "of-arrays").model("one").inputs
+    with pytest.raises(DataError, match="is a table; the model takes arrays"):
+        load_site(str(tmp_path / "tables" / "Oslo.csv"), inputs, purpose="scores")

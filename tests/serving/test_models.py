@@ -15,7 +15,7 @@ from sklearn.preprocessing import FunctionTransformer
 import fedtailor
 from fedtailor.algorithms import ALGORITHMS
 from fedtailor.core.errors import ConfigError, DataError
-from serving.small_runs import make_run, write_pictures
+from serving.small_runs import make_run, settings, write_pictures, write_tables
 
 KINDS = ("digits", "tables", "hospital_tables", "pictures")
 FAST = {
@@ -296,6 +296,24 @@ def test_rows_of_a_data_frame_are_read_like_the_table(shelf):
         model.predict(frame(sex=["male"], age=[1.0]))
     with pytest.raises(DataError, match="did not have: 'weight'"):
         model.predict(frame(sex=["male"], age=[1.0], sugar=[1.0], weight=[1.0]))
+
+
+def test_values_that_mean_missing_do_so_in_arrays_too(tmp_path):
+    write_tables(tmp_path / "tables")
+    data = {"path": str(tmp_path / "tables"), "missing_values": {"sugar": [0]}}
+    fedtailor.run(settings("fedavg", data), out=tmp_path / "run")
+    model = fedtailor.load(tmp_path / "run").model("Oslo")
+    with pytest.warns(UserWarning, match="Column 'sugar' has 1 empty cell"):
+        expected = model.logits(frame(age=[30.0], pressure=[31.0], sugar=[0.0]))
+    assert np.array_equal(model.logits(np.array([[30.0, 31.0, 0.0]])), expected)
+
+
+def test_the_number_of_a_client_is_its_place_whatever_its_name(tmp_path):
+    write_tables(tmp_path / "tables", sites=("1", "2", "3"))
+    fedtailor.run(settings("fedavg", {"path": str(tmp_path / "tables")}), out=tmp_path / "run")
+    run = fedtailor.load(tmp_path / "run")
+    assert [run.model(number).client for number in range(3)] == ["1", "2", "3"]
+    assert run.model("1").client == "1"
 
 
 def test_a_damaged_or_missing_model_is_an_error(shelf, tmp_path):

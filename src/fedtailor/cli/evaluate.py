@@ -42,7 +42,7 @@ def evaluate(
     from fedtailor.serving.evaluate import to_csv
     from fedtailor.serving.inputs import Stored
     from fedtailor.serving.run import load
-    from fedtailor.serving.site_data import load_labelled
+    from fedtailor.serving.site_data import groups_of, load_labelled
 
     check_out(out)
     records = load(run)
@@ -50,15 +50,9 @@ def evaluate(
     options = make_config(records.records.of_seed(seed).config).data
     sites = load_labelled(paths, model.inputs, options, label_column=label_column)
 
-    # Each file numbers its groups from 0, so those of different files are different ones.
-    groups: list[tuple[int, int]] = []
-    for number, site in enumerate(sites):
-        if site.groups is not None:
-            groups += [(number, group) for group in site.groups.tolist()]
-
     inputs = Stored(np.concatenate([site.x for site in sites]))
     labels = model.classes_[np.concatenate([site.y for site in sites])]
-    record = model.evaluate(inputs, labels, groups=groups or None)
+    record = model.evaluate(inputs, labels, groups=groups_of(sites))
     if out:
         write_whole(Path(out), to_csv(record))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -95,16 +95,24 @@ def encode_like(dataset: Dataset, columns: Columns) -> np.ndarray:
         dataset: with ``raw``, read like the data in training.
         columns: of the data in training.
     """
-    return columns.encode(_cells_of(dataset)).x
+    categories = {column.name for column in columns.columns if column.kind == "category"}
+    return columns.encode(_cells_of(dataset, categories)).x
 
 
-def _cells_of(dataset: Dataset) -> dict[str, np.ndarray | Texts]:
-    """Return the columns of a table as read, in the form that ``Columns.encode`` takes."""
+def _cells_of(dataset: Dataset, categories: Container[str] = ()) -> dict[str, np.ndarray | Texts]:
+    """Return the columns of a table as read, in the form that ``Columns.encode`` takes.
+
+    Args:
+        dataset: the table.
+        categories: names of columns that hold categories elsewhere.
+    """
     assert dataset.raw is not None
     cells: dict[str, np.ndarray | Texts] = {}
     for index, column in enumerate(dataset.raw.columns):
         values = dataset.x[:, index]
-        if column.texts:
+        # A column of categories has no texts if all of its cells are empty here.
+        is_empty = column.name in categories and np.isnan(values).all()
+        if column.texts or is_empty:
             codes = np.where(np.isnan(values), -1, values).astype(np.int64)
             cells[column.name] = Texts(codes, column.texts)
         else:

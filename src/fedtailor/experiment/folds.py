@@ -61,6 +61,7 @@ def split_of_all_folds(first: PreparedRun) -> SplitRecord:
         with_fold(first.config, 0).data,
         run_seed=first.config.seeds[0],
         dataset=first.divided.division.dataset,
+        late=first.config.schedule.late,
     )
     return split_record(division, first.divided.conditions)
 

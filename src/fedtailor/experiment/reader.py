@@ -260,6 +260,9 @@ class RunRecords:
     def _file_name(self, client: str | int) -> str:
         """Return the name of a client's files, without endings; a number may stand for a name."""
         names = self.client_names
+        if not isinstance(client, str) and 0 <= client < len(names):
+            return safe_name(names[client])
+
         text = str(client)
         if text not in names and text.isascii() and text.isdecimal() and int(text) < len(names):
             text = names[int(text)]

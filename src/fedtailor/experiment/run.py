@@ -342,7 +342,20 @@ def run_seed(
             if writes_predictions(prepared):
                 writer.write_predictions(predict_tests(prepared, last))
 
-            return writer.finish(report)
+            return writer.finish(report, worth_it=_own_verdicts(prepared.config, path))
+
+
+def _own_verdicts(config: Config, path: Path) -> dict[str, Any] | None:
+    """Return the verdicts by which the clients of a run choose between two models, if they may.
+
+    A run that has finished always has them: those of all seeds together come later.
+    """
+    if not (path / OWN_MODELS_FILE).is_file():
+        return None
+
+    from fedtailor.experiment.worth_it import judge
+
+    return judge({config.seeds[0]: path}, measure=config.schedule.verdict)
 
 
 def _add_baselines(prepared: PreparedRun, path: Path, observer: RunProgress) -> None:

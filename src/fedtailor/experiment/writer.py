@@ -292,13 +292,18 @@ class RunWriter:
         write_predictions(self.path / PREDICTIONS_FILE, clients)
 
     def finish(
-        self, last: RoundReport, *, shared_verdicts: Mapping[str, Any] | None = None
+        self,
+        last: RoundReport,
+        *,
+        shared_verdicts: Mapping[str, Any] | None = None,
+        worth_it: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write the result of a run after its last round, and its last checkpoint.
 
         Args:
             last: the last round.
             shared_verdicts: what real sites have said of their own models.
+            worth_it: verdicts by which clients choose between two models.
         """
         self._note(_notes_on_end(last, self._plan), round=last.round)
         result = summary.result(last, self._plan.roster, self._plan.schedule)
@@ -315,6 +320,8 @@ class RunWriter:
         result["seconds"]["total"] = self._seconds()
         if shared_verdicts:
             result["shared_verdicts"] = shared_verdicts
+        if worth_it:
+            result["worth_it"] = worth_it
         self.result = result
 
         # The last checkpoint holds the result, so that a kill after it loses neither of them.

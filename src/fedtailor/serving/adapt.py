@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from fedtailor.algorithms._gaussian_classifier import GaussianClassifier
 from fedtailor.core.codec import encode
 from fedtailor.core.errors import ConfigError, DataError
+from fedtailor.core.text import counted
 from fedtailor.data.input_specification import write_input_specification
 from fedtailor.data.split import bare_split
 from fedtailor.experiment.config import to_toml
@@ -34,12 +35,14 @@ from fedtailor.serving.load import load_method, load_personal, make_model
 from fedtailor.serving.model import PersonalModel
 from fedtailor.serving.own_model import own_model
 from fedtailor.serving.signals import Signals, signals, write_held_out
-from fedtailor.serving.site_data import absolute, load_labelled
+from fedtailor.serving.site_data import SiteData, absolute, groups_of, load_labelled
 from fedtailor.serving.sources import Sources
 from fedtailor.serving.watch import Watched, observe
 from fedtailor.statistics import gaussian
 
 FEWEST_LABELS = 10
+FEWEST_GROUPS = 5
+"""Such as patients, among labelled examples."""
 _FOLDS = 5
 _ENOUGH = 1.645
 """Standard errors that labels must gain: 5 % of changes that gain nothing do."""
@@ -77,7 +80,7 @@ class AdaptedModel(NamedTuple):
     paths: tuple[str, ...]
     """Of the inputs."""
     notes: tuple[str, ...] = ()
-    """Warnings on labelled inputs, in sentences."""
+    """Warnings on the inputs, in sentences."""
 
 
 def adapt_client(
@@ -155,7 +158,12 @@ def _adapt_to_class_mix(
     personal = model.module.algorithm.with_gaussians(tree, tree.means, prior / prior.sum())
     new = make_model(load_method(records), int(model.card["number"]), personal, model.card)
     usual = signals(with_encoder(new), (named.stored for named in sources.batches()))
-    return AdaptedModel(personal, _card(model, facts), usual, facts, tuple(paths))
+    notes = list(sources.notes)
+    if sources.unreadable:
+        reason = sources.unreadable[0].reason
+        notes.append(f"{counted(len(sources.unreadable), 'picture')} left out: {reason}")
+
+    return AdaptedModel(personal, _card(model, facts), usual, facts, tuple(paths), tuple(notes))
 
 
 def _refuse_other_inputs(watched: Watched, alarms: Alarms) -> None:
@@ -214,6 +222,12 @@ def _adapt_to_labels(
         message = f"an adaptation needs at least {FEWEST_LABELS} labels, got {len(labels)}."
         raise DataError(message, key="labels", allowed=f">= {FEWEST_LABELS}", got=len(labels))
 
+    units = _units(sites)
+    count = int(units.max()) + 1
+    if count < FEWEST_GROUPS:
+        message = f"an adaptation needs labels of at least {FEWEST_GROUPS} groups, got {count}."
+        raise DataError(message, key="labels", allowed=f">= {FEWEST_GROUPS}", got=count)
+
     # In standard deviations, so that every setting is as quick as the first.
     algorithm = model.module.algorithm
     tree = model.module.tree()
@@ -226,10 +240,11 @@ def _adapt_to_labels(
         tree.prior.double(),
         _weight_of_likelihood(algorithm, tree),
         model.temperature,
+        units,
     )
     before, after, more_right = task.judge_choice()
     gains = before - after
-    error = float(gains.std()) / math.sqrt(len(gains))
+    error = _error_of_mean(gains.numpy(), units)
     losses = f"{float(before.mean()):.3f} before, {float(after.mean()):.3f} after"
     if not float(gains.mean()) > _ENOUGH * error or more_right < 0:
         message = f"{len(labels)} labels do not show that the model gets better with them (loss in "
@@ -263,6 +278,8 @@ class _Task(NamedTuple):
     weight: float
     """Of the log-likelihood beside the log-prior."""
     temperature: float
+    units: np.ndarray
+    """The group of every example; without groups, each is its own."""
 
     def logits(self, fit: Tensor, judge: Tensor, blend: Blend) -> Tensor:
         """Return the logits of some examples after a blend with others."""
@@ -280,7 +297,7 @@ class _Task(NamedTuple):
         """Return the setting of least loss in a cross-validation on some examples."""
         totals = []
         for blend in _GRID:
-            parts = [self.losses(fit, judge, blend).sum() for fit, judge in _folds(rows)]
+            parts = [self.losses(fit, judge, blend).sum() for fit, judge in self._folds(rows)]
             totals.append(float(torch.stack(parts).sum()))
         return _GRID[int(np.argmin(totals))]
 
@@ -288,21 +305,35 @@ class _Task(NamedTuple):
         """Compare the old model with a choice that did not see the example, for all examples.
 
         Returns:
-            The losses of both, and how many more examples the choice has right.
+            The losses of both (n,), and how many more examples the choice has right.
         """
         logits: dict[str, list[Tensor]] = {"before": [], "after": []}
         rows = []
-        for fit, judge in _folds(torch.arange(len(self.labels))):
+        for fit, judge in self._folds(torch.arange(len(self.labels))):
             logits["before"].append(self.logits(fit, judge, Blend(math.inf, 0.0, 0.0)))
             logits["after"].append(self.logits(fit, judge, self.choose(fit)))
             rows.append(judge)
 
-        labels = self.labels[torch.cat(rows)]
-        before = torch.cat(logits["before"])
-        after = torch.cat(logits["after"])
-        right = (after.argmax(1) == labels).sum() - (before.argmax(1) == labels).sum()
-        losses = [cross_entropy(part, labels, reduction="none") for part in (before, after)]
+        # Back in the order of the examples.
+        order = torch.cat(rows).argsort()
+        before = torch.cat(logits["before"])[order]
+        after = torch.cat(logits["after"])[order]
+        right = (after.argmax(1) == self.labels).sum() - (before.argmax(1) == self.labels).sum()
+        losses = [cross_entropy(part, self.labels, reduction="none") for part in (before, after)]
         return losses[0], losses[1], int(right)
+
+    def _folds(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the examples to fit and to judge by of every fold; the same ones every time.
+
+        A group is in one fold.
+        """
+        groups, group_of = np.unique(self.units[rows.numpy()], return_inverse=True)
+        order = np.random.default_rng(0).permutation(len(groups))
+        fold_of_group = np.empty(len(groups), dtype=np.int64)
+        fold_of_group[order] = np.arange(len(groups)) % _FOLDS
+
+        fold = torch.from_numpy(fold_of_group[group_of])
+        return [(rows[fold != number], rows[fold == number]) for number in range(_FOLDS)]
 
 
 def blended(
@@ -330,12 +361,21 @@ def blended(
     return moved + share[:, None] * sums, new_prior
 
 
-def _folds(rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the examples to fit and to judge by of every fold; the same ones every time."""
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(rows)))
-    fold = torch.empty_like(order)
-    fold[order] = torch.arange(len(rows)) % _FOLDS
-    return [(rows[fold != number], rows[fold == number]) for number in range(_FOLDS)]
+def _units(sites: Sequence[SiteData]) -> np.ndarray:
+    """Return the number of the group of every labelled example (n,), from 0."""
+    groups = groups_of(sites)
+    if groups is None:
+        return np.arange(sum(len(site.y) for site in sites))
+
+    numbers: np.ndarray = np.unique(groups, axis=0, return_inverse=True)[1].reshape(-1)
+    return numbers
+
+
+def _error_of_mean(gains: np.ndarray, units: np.ndarray) -> float:
+    """Return the standard error of a mean over examples (n,), of which groups are drawn."""
+    sums = np.bincount(units, weights=gains - gains.mean())
+    variance = (sums**2).sum() * len(sums) / (len(sums) - 1)
+    return math.sqrt(variance) / len(gains)
 
 
 def _weight_of_likelihood(algorithm: Any, tree: Any) -> float:

@@ -140,14 +140,17 @@ def _at_training(card: Mapping[str, Any], point: Mapping[str, Any] | None) -> _A
     if not counts:
         return _AtTraining(values, intervals)
 
+    # Intervals count a group, such as a patient, once.
+    independent = card.get("independence", 1.0)
     recalls = []
     sizes = []
     for right_of_class, of_class in (("found", "positives"), ("rejected", "negatives")):
         if counts[of_class]:
             recalls.append(counts[right_of_class] / counts[of_class])
-            sizes.append(counts[of_class])
+            sizes.append(independent * counts[of_class])
 
-    accuracy = (counts["found"] + counts["rejected"]) / sum(sizes)
+    number = counts["positives"] + counts["negatives"]
+    accuracy = (counts["found"] + counts["rejected"]) / number
     balanced = {"balanced_accuracy": sum(recalls) / len(recalls)}
     return _AtTraining(
         {**values, "accuracy": accuracy, **balanced},

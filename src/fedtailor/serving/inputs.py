@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedtailor.core.errors import DataError
+from fedtailor.data.cell_rules import CellRules
 from fedtailor.data.input_specification import InputSpecification
+from fedtailor.data.own.cells import Cells
+from fedtailor.data.own.decimals import rewrites
 from fedtailor.data.own.like import LikeTable, read_frame_like, read_table_like
 
 if TYPE_CHECKING:
@@ -118,9 +121,15 @@ def _to_table(inputs: Any, specification: InputSpecification) -> np.ndarray:
         raise _refuse(f"rows of {features} {what}", f"an array of shape {array.shape}")
 
     values = _finite(array)
-    if columns is not None and are_cells:
-        return columns.encode(dict(zip(columns.names, values.T, strict=True))).x
-    return values
+    if columns is None or not are_cells:
+        return values
+
+    # What means missing in a table means it here.
+    rewrite = rewrites(specification.cells or CellRules(), {})
+    cells = {}
+    for name, column in zip(columns.names, values.T, strict=True):
+        cells[name] = Cells.of_numbers(column, rewrite.get(name)).numbers
+    return columns.encode(cells).x
 
 
 def features_of(table: LikeTable) -> np.ndarray:

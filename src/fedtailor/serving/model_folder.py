@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtailor.baselines import TrainedBaselines
 from fedtailor.core.codec import encode
 from fedtailor.core.errors import describe_error
 from fedtailor.core.metrics import per_client
 from fedtailor.core.scores import Scores
 from fedtailor.data.input_specification import write_input_specification
 from fedtailor.data.split import ClientPositions, bare_split, to_records
+from fedtailor.experiment.baselines import write_own_models
 from fedtailor.experiment.config import to_toml
 from fedtailor.experiment.folder import RunFolder
 from fedtailor.experiment.model_card import model_card
@@ -56,6 +58,7 @@ def write_model_folder(
     provenance: Mapping[str, Any],
     result: Mapping[str, Any],
     card: Mapping[str, Any] | None = None,
+    own: TrainedBaselines | None = None,
 ) -> None:
     """Write the folder of a run with one client.
 
@@ -65,6 +68,7 @@ def write_model_folder(
         provenance: where the model comes from, beside what every run says.
         result: what the result says beside the name of the method and the scores.
         card: what the card says beside what every card says.
+        own: the best model that the site trained alone, if it may use it.
 
     Raises:
         RunError: a file cannot be written.
@@ -89,6 +93,8 @@ def write_model_folder(
         write_input_specification(out, method.inputs)
         full_card = {**_card(model), **(card or {})}
         full_card["held_out"] = _write_held_out(out, model, full_card)
+        if own is not None:
+            write_own_models(out, {0: own})
         folder.write_models([(model.name, encode(model.personal), full_card)])
         folder.finish(facts)
 

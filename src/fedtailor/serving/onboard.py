@@ -9,7 +9,7 @@ from typing import Any
 from fedtailor.baselines import TrainedBaselines
 from fedtailor.core.options import wrong_value
 from fedtailor.core.schedule import names_of_baselines
-from fedtailor.experiment.baselines import InputTables, write_own_models
+from fedtailor.experiment.baselines import InputTables
 from fedtailor.experiment.folder import refuse_existing
 from fedtailor.experiment.reader import SITE_DATA, RunRecords, refuse_inside_run
 from fedtailor.experiment.site_rows import MAJORITY, site_rows
@@ -119,9 +119,7 @@ def onboard_site(
     )
     origin = {"onboarded": _origin(records), SITE_DATA: [absolute(str(data))]}
     card = {"onboarded": True, **claims.of_card(records.result or {})}
-    write_model_folder(out, model, provenance=origin, result=result, card=card)
-    if own is not None:
-        write_own_models(out, {0: own})
+    write_model_folder(out, model, provenance=origin, result=result, card=card, own=own)
 
 
 def _tables(run: FinishedRun, site: SiteData) -> InputTables:

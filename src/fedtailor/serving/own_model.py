@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from torch import Tensor, nn
 
+from fedtailor.core.errors import DataError
 from fedtailor.core.reading import content_of, damaged, read_file
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.tensors import unit_rows
@@ -110,11 +111,14 @@ def own_model(
         inputs: of the run.
 
     Raises:
-        DataError: a file is damaged.
+        DataError: a file is damaged, or the run has not finished.
     """
     # Written with serve.fallback = "best" only.
     if not (records.path / OWN_MODELS_FILE).is_file():
         return None
+    if records.result is None:
+        message = f"'{records.path}' has not finished, so nothing says which model is used."
+        raise DataError(message, path=records.path, allowed="a finished run")
 
     row = _row(records, personal)
     if row is None or row["verdict"] == "better":

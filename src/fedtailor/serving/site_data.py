@@ -26,6 +26,7 @@ from fedtailor.data.own.patterns import reworded
 from fedtailor.data.own.read import Purpose, load_own
 from fedtailor.data.split import ClientPositions
 from fedtailor.data.tensors import tables
+from fedtailor.serving.inputs import to_stored
 
 OF_COMMAND = {"label_column": "--label-column {value}"}
 """How ``onboard`` and ``evaluate`` write an option of the data."""
@@ -154,6 +155,22 @@ def load_labelled(
     return sites
 
 
+def groups_of(sites: Sequence[SiteData]) -> list[tuple[int, int]] | None:
+    """Return the group of every example of several sites; None if no site has groups.
+
+    Each site numbers its groups from 0, so those of different sites are different ones. Where a
+    site has none, each of its examples is a group.
+    """
+    if all(site.groups is None for site in sites):
+        return None
+
+    groups = []
+    for number, site in enumerate(sites):
+        own = np.arange(len(site.y)) if site.groups is None else site.groups
+        groups += [(number, group) for group in own.tolist()]
+    return groups
+
+
 @contextmanager
 def options_written_as(forms: Mapping[str, str], other: str) -> Iterator[None]:
     """Reword what errors of the data say about options; see :func:`reworded`.
@@ -226,6 +243,11 @@ def _stored(dataset: Dataset, inputs: InputSpecification, path: str) -> np.ndarr
     """Return the examples on the scale of the model's training data."""
     if dataset.raw is not None and inputs.columns is not None:
         return encode_like(dataset, inputs.columns)
+    if dataset.raw is not None:
+        message = f"'{path}' is a table; the model takes arrays, whose columns have no names."
+        raise DataError(message, key="data", path=path, allowed="arrays", got="a table")
+    if inputs.columns is not None:
+        return to_stored(dataset.x, inputs)
 
     shape = dataset.input_shape
     if shape != inputs.shape:

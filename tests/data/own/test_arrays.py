@@ -113,6 +113,18 @@ def test_duplicates_are_one_warning_per_kind(tmp_path, monkeypatch):
     assert findings.problems == [] and len(findings.notes) == 1
 
 
+def test_groups_may_be_unsigned_and_keep_large_numbers(tmp_path):
+    one, other = 2**53, 2**53 + 1
+    save(tmp_path, "a", x=X, y=Y, groups=np.array([one, other, 1, 1], dtype=np.uint64))
+    save(tmp_path, "b", x=X, y=Y, groups=np.array([0, 1, 1, 1]))
+    (dataset, findings) = read(tmp_path)
+    assert not findings.errors and len(set(dataset.groups[:4].tolist())) == 3
+
+    save(tmp_path, "b", x=X, y=Y, groups=np.array([2**63, 1, 1, 1], dtype=np.uint64))
+    (error,) = read(tmp_path)[1].errors
+    assert "at most 9223372036854775807" in error.message
+
+
 def test_channels_first_are_moved_and_said(tmp_path):
     x = np.arange(4 * 3 * 6 * 5, dtype=np.uint8).reshape(4, 3, 6, 5)
     save(tmp_path, "a", x=x, y=Y)

@@ -641,6 +641,19 @@ def test_the_time_to_read_grows_with_the_columns_not_with_their_square(tmp_path)
     assert dataset.x.shape == (2, 8_000) and time.process_time() - start < 3
 
 
+def test_points_after_the_first_rows_of_a_long_column_say_what_points_mean(tmp_path, monkeypatch):
+    """Texts of a long column of numbers are not kept, and all of its numbers decide together."""
+    monkeypatch.setattr("fedtailor.data.own.table._BLOCK", 300)  # a hundred rows at a time
+    rows = [f"{row},5;{row};{'xy'[row % 2]}" for row in range(1000)]
+    rows[500] = "1,5;1.250;x"
+    dataset, _ = read(write(tmp_path / "one", a="\n".join(["f;ck;label", *rows])))
+    assert sorted(dataset.x[:, 1])[-1] == 1250
+
+    rows[600] = "1,5;0.250;x"
+    dataset, _ = read(write(tmp_path / "two", a="\n".join(["f;ck;label", *rows])))
+    assert {1.25, 0.25} <= set(dataset.x[:, 1].tolist())
+
+
 @pytest.mark.slow
 def test_wide_tables_are_compared_in_seconds(tmp_path):
     """Every column that a table lacks was looked up in a new list of all columns, for each other."""
@@ -653,6 +666,19 @@ def test_wide_tables_are_compared_in_seconds(tmp_path):
     start = time.process_time()
     findings = read(write(tmp_path / "d", **tables)).findings
     assert findings.counts["error", "missing_column"] == 160 and time.process_time() - start < 4
+
+
+@pytest.mark.slow
+def test_tables_with_other_names_for_all_columns_are_compared_in_seconds(tmp_path):
+    """Nobody can spell thousands of columns differently: they are other columns."""
+    tables = {}
+    for site in "ab":
+        header = [*(f"{site}{number}" for number in range(3_000)), "label"]
+        tables[site] = [header, *([*range(3_000), label] for label in (0, 1))]
+
+    start = time.process_time()
+    findings = read(write(tmp_path / "d", **tables)).findings
+    assert findings.counts["error", "missing_column"] == 6_000 and time.process_time() - start < 20
 
 
 # Images in tables
@@ -756,6 +782,14 @@ def test_numbers_beside_text_are_classes_with_a_warning(tmp_path):
     dataset, findings = read(folder)
     assert dataset.class_names == ("0", "0.5", "1", "one")
     assert ("warning", "mixed_labels") in findings.counts
+
+
+def test_a_whole_number_is_the_same_class_beside_text_and_alone(tmp_path):
+    """Real sites read their labels alone, and agree on their names."""
+    a = "f,label\n1,01\n2,02\n"
+    both, _ = read(write(tmp_path / "both", a=a, b="f,label\n3,01\n5,UNK\n"))
+    alone, _ = read(write(tmp_path / "alone", a=a))
+    assert both.class_names == ("1", "2", "UNK") and alone.class_names == ("1", "2")
 
 
 def test_words_for_no_label_are_classes_with_a_warning(tmp_path):

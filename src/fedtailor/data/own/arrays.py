@@ -30,6 +30,7 @@ from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
 from fedtailor.data.own.labels import find_regression
 from fedtailor.data.own.patterns import MAX_CLASSES, option_text
 
+_LARGEST_GROUP = np.iinfo(np.int64).max
 _ARRAYS = ("x", "y", "class_names", "groups", "encoder")
 
 Part = Literal["train", "test"]
@@ -295,7 +296,8 @@ def combine_arrays(
 
 def _groups_of(parts: Sequence[SiteArrays]) -> np.ndarray | None:
     """Return the groups of all rows, if every part has some."""
-    groups = [part.groups for part in parts if part.groups is not None]
+    # Types of different parts have no common one without loss, such as uint64 and int64.
+    groups = [part.groups.astype(np.int64) for part in parts if part.groups is not None]
     return np.concatenate(groups) if len(groups) == len(parts) else None
 
 
@@ -351,9 +353,13 @@ def _find_wrong_arrays(part: SiteArrays, most_classes: int, kind: ArrayKind) -> 
         message = f"Expected x and y with as many rows, got x of shape {x.shape}, y of {y.shape}."
         yield Finding("wrong_shape", message)
 
-    if part.groups is not None and (part.groups.shape != y.shape or part.groups.dtype.kind != "i"):
-        got = f"type {part.groups.dtype} of shape {part.groups.shape}"
+    groups = part.groups
+    if groups is not None and (groups.shape != y.shape or groups.dtype.kind not in "iu"):
+        got = f"type {groups.dtype} of shape {groups.shape}"
         yield Finding("wrong_type", f"Expected groups of whole numbers as y, got {got}.")
+    elif groups is not None and len(groups) and groups.max() > _LARGEST_GROUP:
+        message = f"The largest number of a group is {groups.max()}; at most {_LARGEST_GROUP}."
+        yield Finding("wrong_type", message)
 
     # True and false are numbers in a table, but no pixels.
     are_features = kind == "features" or x.ndim == 2

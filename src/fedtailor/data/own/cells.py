@@ -16,9 +16,12 @@ from fedtailor.data.columns import MAX_CATEGORIES, Decimal
 from fedtailor.data.own.findings import FindingPlace
 from fedtailor.data.own.kinds import SEVERAL_LABELS
 from fedtailor.data.own.patterns import (
+    THOUSANDS_POINT,
     category_in,
     cell_of,
+    is_number,
     leave_out_text,
+    matches,
     number_in,
     number_or_none,
 )
@@ -91,6 +94,10 @@ class Cells:
         self.keeps_texts = keeps_texts
         self.is_typed = False
         """Whether the file itself says that these are numbers, so that nobody wrote a comma."""
+        self.has_thousands_point = False
+        """Whether a number whose text was not kept may separate thousands, such as 1.250."""
+        self.has_decimal_point = False
+        """Whether a number whose text was not kept has a point that cannot separate thousands."""
         self._rewrite = rewrite
         self._texts = _Texts()
         self._codes = array("i")
@@ -173,6 +180,7 @@ class Cells:
 
     def _add_numbers(self, cells: Sequence[str]) -> None:
         assert self._numbers is not None
+        self._look_for_points(cells)
         try:
             self._numbers.extend([number_in(cell) for cell in cells])
             return
@@ -191,6 +199,16 @@ class Cells:
                 self._words[cell] += 1
 
             self._numbers.append(float("nan") if number is None else number)
+
+    def _look_for_points(self, cells: Sequence[str]) -> None:
+        """Remember what the points in numbers can mean, because their texts are not kept."""
+        if self.has_decimal_point:  # which decides
+            return
+
+        points = [cell for cell in cells if "." in cell and is_number(cell)]
+        thousands = [matches(THOUSANDS_POINT, cell) for cell in points]
+        self.has_thousands_point |= any(thousands)
+        self.has_decimal_point = not all(thousands)
 
     def __len__(self) -> int:
         return len(self._codes if self._numbers is None else self._numbers)

@@ -90,13 +90,14 @@ def _numbers_with_point(cells: Cells) -> list[str]:
 
 def _has_decimal_point(cells: Cells) -> bool:
     """Return whether some number has a point that cannot separate thousands."""
-    return any(not matches(THOUSANDS_POINT, text) for text in _numbers_with_point(cells))
+    points = _numbers_with_point(cells)
+    return cells.has_decimal_point or any(not matches(THOUSANDS_POINT, text) for text in points)
 
 
 def _has_thousands_only(cells: Cells) -> bool:
     """Return whether there are numbers with points alone, all of which can separate thousands."""
-    points = _numbers_with_point(cells)
-    return cells.text_at is None and bool(points) and not _has_decimal_point(cells)
+    has_points = cells.has_thousands_point or bool(_numbers_with_point(cells))
+    return cells.text_at is None and has_points and not _has_decimal_point(cells)
 
 
 def rewrites(rules: CellRules, meanings: Mapping[str, Meaning]) -> dict[str, Rewrite]:

@@ -149,12 +149,17 @@ def check_features(
 
 
 def join_features(
-    features: Sequence[_Feature], findings: Findings
+    features: Sequence[_Feature], findings: Findings, *, learns: bool
 ) -> tuple[np.ndarray, tuple[RawColumn, ...]] | None:
     """Join features that every table has.
 
     A column without a value in any table stays, as one of empty cells: another site may have values
     there. It is left out when the features are made, unless that site takes part.
+
+    Args:
+        features: of all tables.
+        findings: where problems are added.
+        learns: whether columns follow from these tables, and not from those of a model.
 
     Returns:
         All rows (rows, features), float32, and the columns. A cell is a number, or a position in
@@ -167,13 +172,18 @@ def join_features(
         x[:, index] = feature.values()
 
     # Empty everywhere: the column stays in x, but no site learns from it.
+    empty = []
     used = []
     for feature, count in zip(features, np.isnan(x).sum(axis=0).tolist(), strict=True):
         if count == rows:
-            message = f"{feature.title} has no value in any table, and is left out."
-            findings.add("empty_column", message)
+            empty.append(feature.title)
         else:
             used.append((feature, count))
+
+    if learns:
+        for title in empty:
+            message = f"{title} has no value in any table, and is left out."
+            findings.add("empty_column", message)
 
     if not used:
         findings.add("no_features", "No column of features has any value.")

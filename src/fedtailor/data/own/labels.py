@@ -40,7 +40,8 @@ def name_classes(
 
     If every label of every table is a whole number, however it is written (``3``, ``3.0``), the
     classes are those numbers in their order. Otherwise the classes are the labels as text, sorted,
-    with a warning if some are numbers. Names are made safe to print.
+    with a warning if some are numbers; a whole number is called the same in both cases. Names are
+    made safe to print.
 
     Returns:
         None, with the problems added, if the labels cannot be classes.
@@ -59,7 +60,10 @@ def name_classes(
         return None
 
     if None in numbers.values():
-        class_of = {text: escaped(text) for text in texts}
+        class_of = {}
+        for text, number in numbers.items():
+            # A whole number has one name, whatever the other labels are.
+            class_of[text] = str(number) if isinstance(number, int) else escaped(text)
         class_names = sorted(set(class_of.values()))
     else:
         fraction = next((text for text in texts if isinstance(numbers[text], float)), "")

@@ -36,6 +36,8 @@ from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_l
 from fedtailor.data.own.table import Sought, read_table
 
 _UNITS = 2
+_MOST_SPELLINGS = 200
+"""Columns of a table that not all have, among which other spellings are looked for."""
 """Columns of numbers whose first cell alone is text, from which on it is one of a second header."""
 _SPLIT = "split"
 """The column that marks rows for training and rows for testing."""
@@ -199,7 +201,7 @@ def read_tables(
         return examples.to_dataset(name, site_names, class_names, findings, sources=sources)
 
     # Features stay as read: medians and categories are those of the training rows, later.
-    joined = join_features(features, findings)
+    joined = join_features(features, findings, learns=like is None)
     if joined is None:
         return None
 
@@ -431,7 +433,11 @@ def _check_columns_alike(tables: Sequence[_SiteTable]) -> None:
     extra = {name for name, count in having.items() if 2 * count < total}
     used = [set(table.used) for table in tables]
     for table, names in zip(tables, used, strict=True):
+        # Where most names differ, none is another spelling of one of them.
         rare = [name for name in table.used if having[name] < total]
+        if len(rare) > _MOST_SPELLINGS:
+            rare = []
+
         for name, count in having.items():
             if name in names and name in extra:
                 message = f"Column {quoted(name)} is in {count} of {total} tables only."
