@@ -44,6 +44,7 @@ VARIANTS = {
         {"evaluated_body": "local", "penalty": 0.0},
         {"momentum": 0.0, "cov_ridge": 0.1},
         {"temperature": "cross_validated", "shrinkage": "oas"},
+        {"temperature": "cross_validated", "statistics": "pooled"},
     ],
     "fedpac": [{"combine_heads": False}, {"penalty": 5.0, "head_epochs": 2}],
     "fedper": [{"finetune_epochs": 2}],
@@ -62,6 +63,7 @@ VARIANTS = {
         {"evaluate_drop_last": True},
         {"prior": "blend"},
         {"temperature": "cross_validated", "shrinkage": "oas"},
+        {"temperature": "cross_validated", "statistics": "pooled"},
     ],
     "pfedvem": [
         {"confidence": "uncertainty"},

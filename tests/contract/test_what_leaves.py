@@ -36,5 +36,9 @@ def test_every_field_is_listed_with_its_bytes(name, options):
         field for field, reduction in declared.items() if reduction == "each"
     }
 
-    total = sum(value.bytes for value in values)
-    assert total * len(report.cohort) == report.bytes_up
+    # Of two exchanges, each has some of the fields only.
+    total = len(report.cohort) * sum(value.bytes for value in values)
+    if algorithm.exchanges > 1:
+        assert total > report.bytes_up
+    else:
+        assert total == report.bytes_up

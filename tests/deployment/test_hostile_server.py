@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import time
+import tomllib
 import uuid
 from collections import Counter
 
@@ -384,6 +385,25 @@ def test_a_plan_does_not_find_what_another_one_has_left(tmp_path):
     assert server.step(plan, 2, client=1, base=left) is None
     assert len(server.refusals) == 2
     assert server.step(plan, 2, base=left)
+
+
+def test_means_are_said_only_where_the_plan_uses_them(tmp_path):
+    """Neither noise nor masks hide them, and they come with the number of examples."""
+    server = Server(tmp_path, "pictures")
+    private = {"unit": "example", "noise_from": "sites", "epsilon": 4.0}
+    for values in ({}, {"privacy": private}):
+        assert server.sums(server.plan(**values)) is None
+        assert "which its plan does not use" in server.refusals[-1]
+
+
+def test_a_refusal_is_one_line_that_the_server_can_read(tmp_path):
+    server = Server(tmp_path, "pictures")
+    allowed = [f"package.module:Name{number:030d}" for number in range(80)]
+    options = tomllib.loads((tmp_path / "site.toml").read_text())
+    (tmp_path / "site.toml").write_text(tomli_w.dumps({**options, "algorithms": allowed}))
+    server.site = DeployedSite(tmp_path)
+    assert server.ask({"kind": "begin", "client": 0}, {"plan": server.plan().raw}) is None
+    assert 100 < len(server.refusals[-1]) <= 500
 
 
 def test_knots_of_a_plan_count_cells_by_consent(tmp_path):

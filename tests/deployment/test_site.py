@@ -18,6 +18,7 @@ from fedtailor.deployment.audit import Audit, broken_line, page
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange
 from fedtailor.deployment.federation_folder import read_attendance, write_attendance
+from fedtailor.deployment.limits import LARGEST_ROUND, MOST_ATTEMPTS
 from fedtailor.deployment.options import DeployOptions
 from fedtailor.deployment.policy import SitePolicy
 from fedtailor.deployment.shared_verdicts import ask_verdicts
@@ -240,6 +241,15 @@ def test_states_are_kept_by_round_and_damage_is_noticed(tmp_path):
     path.write_bytes(raw)
     with pytest.raises(DataError, match="SHA-256"):
         state.load(Version(2, 0))
+
+
+def test_states_of_the_largest_round_and_attempt_are_found(tmp_path):
+    state = SiteState(tmp_path / "states", modules=MODULES)
+    last = Version(LARGEST_ROUND, MOST_ATTEMPTS)
+    for value in (1.0, 2.0):
+        state.save(last, {"w": torch.full((3,), value)})
+    assert state.versions() == [last] and len(list((tmp_path / "states").iterdir())) == 1
+    assert state.load(last)["w"].tolist() == [2.0] * 3
 
 
 def test_a_late_request_of_an_earlier_round_harms_nothing_and_few_states_stay(tmp_path):

@@ -15,12 +15,12 @@ from fedtailor.core.errors import ConfigError, RunError
 from fedtailor.deployment import agreement
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.options import load_federation
-from fedtailor.deployment.packing import unpack_upload
+from fedtailor.deployment.packing import pack_download, unpack_upload
 from fedtailor.deployment.plan import read_plan
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.site_privacy import SitePrivacy, describe_told
-from fedtailor.deployment.wire import from_blob
+from fedtailor.deployment.wire import from_blob, to_blob
 from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.what_leaves import what_leaves_run
 from fedtailor.privacy.accountant import Release, epsilon_of
@@ -349,6 +349,41 @@ def test_other_examples_have_other_noise_even_if_the_run_is_forgotten(tmp_path):
     two = upload_in(world, request, again)["model"] - model_in(world, request)
     assert abs(correlation(one, two)) < 0.1
     assert len(ledger_of(world)) == 3
+
+
+def crafted(world, request, field, **leaves):
+    """Return a request of the first round whose model is 0 but for some parameters."""
+    run = run_of(world, request)
+    shared = run._shared(request.blobs)
+    model = {
+        name: torch.full_like(leaf, leaves.get(name.replace(".", "_"), 0.0))
+        for name, leaf in getattr(shared, field).items()
+    }
+    blob = to_blob(pack_download(shared._replace(**{field: model}), run._messages), run.modules)
+    return Envelope({**request.head, "base": None}, {**request.blobs, "shared": blob})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_a_loss_that_is_not_finite_does_not_decide_what_is_sent(tmp_path, name):
+    """Losses and states that stay at the site have no noise: a yes or no would tell of examples."""
+    world = world_of(tmp_path, MUCH_NOISE, training=ONE_STEP, algorithm={"name": name})
+    world.serve()
+    (request, *_), _ = training(world)
+    for bias in (1e20, -1e20):  # all examples overflow, or none
+        asked = crafted(world, request, "model", hidden_bias=bias, head_weight=1e20)
+        answer = site_of(world).answer(asked)
+        assert "out" in answer.blobs and "problem" not in answer.head
+
+
+def test_a_feature_that_is_not_finite_has_no_part_in_sums(tmp_path):
+    method = {"name": "pfedfda", "preset": "private", "feature_clip": 8.0}
+    world = world_of(tmp_path, MUCH_NOISE, algorithm=method)
+    world.serve()
+    (request, *_), _ = training(world)
+    asked = crafted(world, request, "body", hidden_weight=3e38, hidden_bias=3e38)
+    answer = site_of(world).answer(asked)
+    for value in upload_in(world, asked, answer).values():
+        assert torch.isfinite(value).all()
 
 
 def test_scores_of_a_personal_model_tell_nothing_to_the_ledger(tmp_path):

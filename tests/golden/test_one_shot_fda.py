@@ -9,6 +9,7 @@ import torch
 
 from fedtailor.algorithms import one_shot_fda
 from fedtailor.algorithms.one_shot_fda import Grid, OneShotFDA
+from fedtailor.core.message import upload_bytes
 from fedtailor.simulation.engines.batched import Batched
 from fedtailor.simulation.engines.reference import Reference
 from fedtailor.statistics import gaussian
@@ -142,6 +143,21 @@ def test_the_setting_of_least_loss_and_the_heads_that_follow(recorder, counts, o
         head = recorder.visit(2, "personalize", client).output.personal.head
         found = head.logits(torch.from_numpy(inputs)).log_softmax(1)
         np.testing.assert_allclose(found, expected, atol=1e-8)
+
+
+def test_losses_are_sent_in_the_second_exchange_only(recorder):
+    federation = labeled_federation(MANY)
+    method = OneShotFDA()
+    recorder.run(method, federation)
+    messages = method.messages(method.bind(federation.common_task))
+    first = recorder.visit(1, "train", 0).output.upload
+    second = recorder.visit(2, "train", 0).output.upload
+    assert float(first["losses"].mask) == 0 and isinstance(second["losses"].mask, tuple)
+
+    numbers = sum(
+        field.scalars() for name, field in messages.items() if name in first and name != "losses"
+    )
+    assert upload_bytes(first, messages) == 4 * numbers + 1  # and one byte for the mask
 
 
 def test_offsets_are_found_where_clients_differ_and_only_there():

@@ -90,6 +90,31 @@ def test_two_rounds(recorder, method, expected_losses):
     assert set(chosen) != {1.0}, "the federation no longer shows a choice"
 
 
+@pytest.mark.parametrize(
+    ("method", "expected_losses"), [(PFedFDA, losses_of_halves), (FedLDA, losses_of_received)]
+)
+def test_pooled_statistics_choose_a_temperature_too(recorder, method, expected_losses):
+    federation = harness.make_federation()
+    options = {"statistics": "pooled", "temperature": "cross_validated"}
+    recorder.run(method(training=TRAINING, **options), federation, rounds=1)
+    assert not any(report.events for report in recorder.reports)
+
+    uploads = []
+    sizes = []
+    for client in federation.roster.known:
+        visit = recorder.visit(1, "train", client)
+        x, y = harness.examples(federation, client)
+        visit.folds = [None, *visit.folds]  # there is one cross-validation only
+        expected = expected_losses(visit, *server_of(visit.shared), x, y)
+        harness.assert_close(visit.output[1]["temperature_losses"].value, expected, 1e-11)
+        uploads.append(expected)
+        sizes.append(len(y))
+
+    losses = np.average(uploads, axis=0, weights=sizes)
+    personal = recorder.visit(1, "personalize", 0).output[0]
+    assert float(personal.temperature) == nearest_to_one(losses)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", quick([0.3, "cross_validated"], "cross_validated"))
 def test_only_predictions_change(method, temperature):

@@ -377,6 +377,7 @@ def test_a_derived_class_must_say_it_again(federation):
     [
         {"training": {"class_weights": "balanced"}},
         {"training": {"drop_last": True}},
+        {"training": {"clip_norm": 1.0}},
         {"engine": {"name": "batched"}},
         {"privacy": {"clip": 1.0, "scales": {"model": 2.0}}},
         {"federation": {"robust": "median"}},
@@ -400,7 +401,7 @@ ONE_STEP = {"steps": 1, "batch_size": 0}
         ("fedavg", {}, {}, "the sum over clients one noise"),
         ("fedavg", {"steps": 1}, {}, "the sum over clients one noise"),
         ("fedavg", {**ONE_STEP, "optimizer": "adam"}, {}, r"training\.optimizer = 'sgd'"),
-        ("fedavg", {**ONE_STEP, "clip_norm": 1.0}, {}, "clip_norm = 0"),
+        ("fedavg", {**ONE_STEP, "clip_norm": 1.0}, {}, r"training\.clip_norm must be 0"),
         ("scaffold", ONE_STEP, {}, "'sites' for Scaffold"),  # equal weights
         # The earlier model has the noise of one client, and steers the next step.
         ("moon", ONE_STEP, {}, "'sites' for Moon"),

@@ -251,6 +251,11 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
     ) -> dict[str, ft.Mean | ft.Sum]:
         """Return what a client uploads with pooled statistics: its body, and sums of features."""
         features = self.table(task, body, data.train, key)
+        if self.feature_clip:
+            # As in steps, an example that is not finite has no part: no noise would hide it.
+            is_finite = torch.isfinite(features.x).all(dim=1, keepdim=True)
+            features = features._replace(x=torch.where(is_finite, features.x, 0.0))
+
         sums = class_sums.add_up(features, task.num_classes, "pooled", torch.get_default_dtype())
         sent = upload_of(sums, all_rows=self.feature_clip > 0)
         return {"body": ft.Mean(body, data.info.num_train), **sent}
@@ -273,6 +278,9 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
             means=means.to(dtype),
             covariance=gaussian.symmetric(covariance.to(dtype)),
         )
+        if "temperature_losses" in received:
+            losses = received["temperature_losses"].or_else(server.temperature_losses)
+            new = new._replace(temperature_losses=losses)
         return new, ()
 
     def repaired(self, received: ft.Received, noise: Mapping[str, float]) -> ft.Received:

@@ -251,6 +251,9 @@ class FedLDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         personal = received._replace(body=body)
         if self.is_pooled:
             sums = self.upload_of_sums(task, body, data, key)
+            losses = self._temperature_losses(task, shared, data, key)
+            if isinstance(losses, Tensor):
+                sums["temperature_losses"] = ft.Mean(losses, data.info.num_train)
             return ft.ClientUpdate(new_state, sums, personal=personal, metrics=trained.metrics)
 
         new, fit = self._refresh(task, shared, body, data, key)

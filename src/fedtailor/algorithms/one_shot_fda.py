@@ -215,7 +215,8 @@ class OneShotFDA(FrozenBody[ServerState]):
         else:
             sums = _sums(halves, task.num_classes)
             upload = {name: ft.Sum(value) for name, value in sums.items()}
-            upload["losses"] = ft.Sum(torch.zeros(self._table_shape))
+            # no loss is known yet: no number of the table is sent
+            upload["losses"] = ft.Sum(torch.zeros(self._table_shape), torch.zeros(()))
         return ft.ClientUpdate((), upload, metrics={"steps": torch.zeros(())})
 
     def aggregate(

@@ -251,6 +251,11 @@ class PFedFDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         )
         if not isinstance(state, ClientState):
             sums = self.upload_of_sums(task, trained.params, data, key)
+            # training may have taken all classes as equally likely
+            own = self._class_prior(data.info.class_counts)
+            losses = self._temperature_losses(task, shared, own, _first_state(), data, key)
+            if isinstance(losses, Tensor):
+                sums["temperature_losses"] = ft.Mean(losses, data.info.num_train)
             return ft.ClientUpdate((), sums, metrics=trained.metrics)
 
         # eq. 8-10, from the features of all epochs

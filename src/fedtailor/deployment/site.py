@@ -13,7 +13,14 @@ import torch
 
 from fedtailor import __version__
 from fedtailor.core.devices import HOST, refuse_missing_bfloat16
-from fedtailor.core.errors import WARNING, ConfigError, DataError, FedtailorError, describe_error
+from fedtailor.core.errors import (
+    WARNING,
+    ConfigError,
+    DataError,
+    FedtailorError,
+    describe_error,
+    one_line,
+)
 from fedtailor.data.column_summaries import summarize
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.encoding import encode_like
@@ -115,7 +122,7 @@ class DeployedSite:
             return envelope, sizes
         except FedtailorError as error:
             log.error("refused: %s", error)
-            refusal = reason_answer("refused", self._told(error))
+            refusal = reason_answer("refused", one_line(self._told(error)))
         except Exception as error:  # such as too little memory
             log.exception("failed")
             refusal = reason_answer("failed", shared_reason(error, self.options))
@@ -295,6 +302,7 @@ class DeployedSite:
 
         # Asked only if no mean is known: then it becomes that of the examples of all sites.
         if request.head.get("moments") is True:
+            _refuse_idle_moments(run.plan)
 
             def moments() -> dict[str, Any]:
                 _refuse_few(counts["train"])
@@ -408,3 +416,15 @@ def _data_options(head: Mapping[str, Any]) -> DataOptions:
     if not isinstance(section, Mapping):
         raise wrong("data", "a section of options", section)
     return make_config({"data": dict(section)}).data
+
+
+def _refuse_idle_moments(plan: DeploymentPlan) -> None:
+    """Check that a plan needs the means of all examples: neither noise nor masks hide them.
+
+    Raises:
+        DataError: it does not.
+    """
+    is_embedded = plan.inputs.encoder is not None
+    if not plan.config.data.standardizes(plan.inputs.kind, is_embedded=is_embedded):
+        message = "the server asks for means of the examples, which its plan does not use."
+        raise DataError(message, key="moments", allowed="false", got="true")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedtailor.core.atomic import write_whole
 from fedtailor.core.engine import Failure, one_thread
-from fedtailor.core.errors import ConfigError, DataError, describe_error
+from fedtailor.core.errors import ConfigError, DataError, describe_error, one_line
 from fedtailor.core.fixed_point import FixedPoint, make_fixed_point
 from fedtailor.core.message import Messages, Upload, with_noise_on_counts
 from fedtailor.core.scores import Scores
@@ -228,7 +228,7 @@ class SiteRun:
         if problem is not None:
             text = f"the site says that its work cannot be used ({problem.kind})"
             if "errors" in self._options.share and problem.text:
-                text = problem.text
+                text = one_line(problem.text)
             log.error("the work of round %s cannot be used: %s", work.round, problem)
             return reason_answer("problem", text)
 
@@ -392,7 +392,11 @@ class SiteRun:
         problem = reply.problem
         if problem:
             log.error("the model of round %s cannot be used: %s", work.round, problem)
-            if "errors" not in self._options.share:
+            problem = one_line(problem)
+            if self._has_noise:
+                # It was trained without noise, so nothing is said of it.
+                problem = ""
+            elif "errors" not in self._options.share:
                 problem = "the log of the site says more"
 
         return SiteAnswer({"problem": problem}, sizes, out, more)

@@ -20,7 +20,7 @@ from fedtailor.core.errors import DataError
 from fedtailor.core.reading import damaged, read_file
 from fedtailor.core.tree import Tree
 
-_NAME = re.compile(r"round-(\d{6,9})-(\d{2,4})-([0-9a-f]{16})\.safetensors")
+_NAME = re.compile(r"round-(\d{6,10})-(\d{2,5})-([0-9a-f]{16})\.safetensors")
 _LARGEST = 2**33
 """Bytes of a state."""
 _SPARE = 4

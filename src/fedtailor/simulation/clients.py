@@ -263,14 +263,24 @@ class LocalClients:
             else:
                 problem = output.problem or None
 
+            state = output.state
+            metrics = output.metrics
+            if client in self._bounded and problem is not None and problem.kind != "state":
+                # Losses, and states that stay with the client, have no noise. Whether they are
+                # finite must not decide what is sent.
+                metrics = usable_numbers(metrics)
+                if problem.kind == "not finite":
+                    state = self.states.get(client, state)
+                problem = None
+
             if problem is None:
-                self._trained[client] = output.state
+                self._trained[client] = state
 
             reply = TrainReply(
                 round=round,
                 attempt=request.attempt,
                 upload=output.upload,
-                metrics=output.metrics,
+                metrics=metrics,
                 scores=output.scores,
                 problem=problem,
                 num_bytes=None if reduction is None else output.num_bytes,

@@ -85,6 +85,11 @@ def _check_gradients(algorithm: AnyAlgorithm, roster: Roster) -> None:
         hint = "Batches are drawn, and none is the last."
         raise wrong_value("training.drop_last", "false with privacy.unit = 'example'", True, hint)
 
+    if training.clip_norm > 0:
+        hint = "privacy.clip bounds the gradient of every example."
+        allowed = "0 with privacy.unit = 'example'"
+        raise wrong_value("training.clip_norm", allowed, training.clip_norm, hint)
+
     for task in (roster.common_task, *roster.client_tasks):
         buffers = task.names("buffer")
         if buffers:
@@ -105,8 +110,8 @@ def _check_shares(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOptio
         hint = "Only then has the sum over clients one noise."
         raise wrong_value(key, f"'sites' unless {needed}", "server", hint)
 
-    if training.optimizer != "sgd" or training.clip_norm > 0:
-        allowed = "'sites' unless training.optimizer = 'sgd' and clip_norm = 0"
+    if training.optimizer != "sgd":
+        allowed = "'sites' unless training.optimizer = 'sgd'"
         raise wrong_value(key, allowed, "server", "Noise would not add up.")
 
     if not _sums_noise(algorithm, roster):
