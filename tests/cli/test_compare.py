@@ -95,6 +95,23 @@ def test_an_interrupted_comparison_is_resumed_with_the_same_table(
     assert (folder / "table.json").read_text() == (done / "table.json").read_text()
 
 
+def test_a_resumed_comparison_is_against_the_same_method_by_the_same_metric(tmp_path, capsys):
+    folder = tmp_path / "one"
+    two = ["-a", "fedavg", "-a", "local"]
+    shown = ["--against", "local", "--metric", "loss"]
+    assert compare(*two, *SMALL, *shown, "--out", str(folder)) == 0
+    table = (folder / "table.json").read_text()
+    (folder / "table.json").unlink()
+    assert main(["resume", str(folder)]) == 0
+    assert (folder / "table.json").read_text() == table
+
+    record = json.loads((folder / "comparison.json").read_text())
+    (folder / "comparison.json").write_text(json.dumps({**record, "shown": {"metric": 1}}))
+    capsys.readouterr()
+    assert main(["resume", str(folder)]) == 4
+    assert "'shown' must be texts by against, point, metric" in capsys.readouterr().err
+
+
 def interrupt(*arguments, **named):
     raise KeyboardInterrupt
 

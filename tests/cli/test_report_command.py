@@ -38,6 +38,13 @@ def test_a_report_may_be_made_again(tmp_path):
     assert main(command) == 0
 
 
+def test_a_format_without_figures_is_refused(tmp_path, capsys):
+    run = write_run(tmp_path / "run", rounds=1)
+    out = tmp_path / "r.html"
+    assert main(["report", str(run), "--out", str(out), "--format", "svg"]) == 2
+    assert "give --figures FOLDER too" in capsys.readouterr().err and not out.exists()
+
+
 def test_figures_and_their_numbers_are_written_to_a_new_folder(tmp_path, capsys):
     run = write_run(tmp_path / "run", rounds=1)
     figures = tmp_path / "figures"
@@ -49,7 +56,8 @@ def test_figures_and_their_numbers_are_written_to_a_new_folder(tmp_path, capsys)
     assert {path.name for path in figures.iterdir()} == expected
     assert {Path(path).name for path in record["files"]} == expected
     assert main(command) == 3 and str(figures) in capsys.readouterr().err
-    assert main(["report", str(run), "--format", "pgf"]) == 3
+    other = ["report", str(run), "--figures", str(tmp_path / "other"), "--format", "pgf"]
+    assert main(other) == 3
     assert "pgf" in capsys.readouterr().err
 
 

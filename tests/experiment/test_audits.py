@@ -123,6 +123,22 @@ def test_a_folder_of_other_data_and_damaged_files_are_refused(tmp_path):
         audit_members([config_of("fedavg")], trainings=4, out=folder)
 
 
+def test_trainings_of_another_version_of_a_method_are_not_mixed_in(tmp_path, monkeypatch):
+    source = "from fedtailor.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    (tmp_path / "changing_audited.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = config_of("changing_audited:Mine")
+    audit_members([own], trainings=4, out=tmp_path / "audit")
+    (tmp_path / "changing_audited.py").write_text(f"{source}    # another version\n")
+    with pytest.raises(DataError, match=r"its file of algorithm\.name had"):
+        audit_members([own], trainings=5, out=tmp_path / "audit")
+
+    (inputs,) = (tmp_path / "audit").glob("runs/*/inputs.json")
+    inputs.unlink()
+    with pytest.raises(DataError, match="does not say what its trainings were made from"):
+        audit_members([own], trainings=5, out=tmp_path / "audit")
+
+
 def test_the_command_ends_with_what_it_does_not_say_and_resume_prints_the_same(
     tmp_path, monkeypatch, capsys
 ):

@@ -33,3 +33,15 @@ def test_tests_that_would_take_too_long_come_after_the_last_round():
     assert (schedule.evaluate_every, schedule.personalized_every) == (0, 0)
     explicit = make_config(values, [("evaluation.every", 2)])
     assert assemble(explicit, 0).config.schedule.evaluate_every == 2
+
+
+def test_steps_on_all_examples_count_as_much_as_epochs():
+    schedules = []
+    for training in ({"epochs": 1}, {"steps": 1}):
+        values = {
+            "data": {"clients": 3, "test_share": 0.05},
+            "training": {**training, "batch_size": 0},
+            "federation": {"rounds": 200},
+        }
+        schedules.append(assemble(make_config(values), 0).config.schedule.evaluate_every)
+    assert schedules == [20, 20]

@@ -3,6 +3,7 @@ refused."""
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -433,6 +434,36 @@ def test_a_run_of_an_own_method_that_has_changed_since_is_not_taken_for_it(folde
     for out in ("finished", "interrupted"):
         with pytest.raises(DataError, match=r"its file of algorithm\.name had"):
             run(own, out=out)
+
+
+def test_a_run_does_not_go_on_with_another_encoder_or_another_network_of_some_clients(
+    folder, monkeypatch
+):
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(folder / "cache"))
+    source = (
+        "from torch import nn\nfrom tiny_encoders import Tiny\n\n\n"
+        "def encoder():\n    return Tiny(seed={seed}).eval()\n\n\n"
+        "def network(inputs, classes):\n    return nn.Sequential(nn.Flatten(), "
+        "nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, classes))  # {seed}\n"
+    )
+    path = folder / "changing_networks.py"
+    path.write_text(source.format(seed=0))
+    sections = {
+        "encoder": {"data__encoder": "changing_networks:encoder"},
+        r"file of model\.others\.0": {
+            "algorithm__name": "local",
+            "model__others": ["changing_networks:network"],
+        },
+    }
+    for number, changes in enumerate(sections.values()):
+        interrupted(config(**changes), f"run-{number}", after=1)
+
+    path.write_text(source.format(seed=1))
+    sys.modules.pop("changing_networks")
+    for number, (what, changes) in enumerate(sections.items()):
+        with pytest.raises(DataError, match=f"its {what} had the digest"):
+            run(config(**changes), out=f"run-{number}")
 
 
 def test_provenance_is_that_of_the_software_with_which_a_run_begins(folder):

@@ -370,6 +370,20 @@ def test_trials_that_lag_behind_are_pruned(tmp_path, count_rounds):
     assert "fedavg: trial 3 of 4, 1 of 4 rounds: training.lr=2e-09" in said
 
 
+@pytest.mark.slow
+def test_rounds_of_seeds_that_stop_early_are_added(tmp_path, count_rounds):
+    overrides = [
+        ("seeds", [0, 1]),
+        ("federation.rounds", 12),
+        ("evaluation.personalized_every", 1),
+        ("evaluation.select", "best"),
+        ("evaluation.patience", 1),
+    ]
+    result = sweep(config(*overrides), values={"training.lr": [0.3]}, out=tmp_path / "sweep")
+    (method,) = result["methods"]
+    assert len(count_rounds) == method["trained_rounds"] < 24
+
+
 def test_pruning_does_not_go_with_other_choices_of_rounds():
     watching = config(("evaluation.select", "best"), ("evaluation.personalized_every", 1))
     with pytest.raises(ConfigError) as raised:

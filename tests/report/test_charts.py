@@ -82,6 +82,10 @@ def test_a_curve_needs_three_points_and_fewer_are_a_bar():
     ((row,),) = bar["datasets"].values()
     assert (row["name"], row["mean"]) == ("a", 20.0)
 
+    # Clients without an answer are no value.
+    away = curves({"a": [CurvePoint(1, 80.0, 80.0, 80.0, 300)]}, ["a"], "accuracy, %").to_dict()
+    assert away["layer"][0]["encoding"]["x"]["scale"]["domain"] == [0.0, pytest.approx(92.0)]
+
 
 def test_no_two_of_many_series_look_the_same():
     names = [str(number) for number in range(30)]

@@ -8,12 +8,14 @@ import html.parser
 import random
 import re
 
+import numpy as np
 import pytest
 
 from faults import mutations
 from fedtailor.core.errors import FedtailorError
 from fedtailor.core.scores import BINS
 from fedtailor.report.charts import page_svg
+from fedtailor.report.comparison import compare
 from fedtailor.report.figures import reliability
 from fedtailor.report.methods import read_methods
 from fedtailor.report.page.build import build_page, build_sections
@@ -178,6 +180,17 @@ def test_gains_are_differences_of_the_same_client(comparison):
     assert "local, points" not in gain.columns
     for row in gain.rows:
         assert row[place] == pytest.approx(own[row[0]] - local[row[0]], abs=0.011)
+
+
+def test_gains_are_those_of_the_seeds_that_both_have_as_in_the_table(tmp_path):
+    write_seeds(tmp_path / "pfedfda", "pfedfda", (0, 1, 2))
+    write_seeds(tmp_path / "local", "local", (0,))
+    paths = [tmp_path / "pfedfda", tmp_path / "local"]
+    figure = figures_in(sections_of(*paths))["gain-against-local"].table
+    gains = [row[1] for row in figure.rows]
+    table = compare(read_methods(paths), against="local")
+    (row,) = [one for one in table.groups[0].methods if one.label == "pfedfda"]
+    assert np.mean(gains) == pytest.approx(100 * row.figures["gain_over_local"].mean, abs=0.01)
 
 
 def test_without_local_or_fedavg_the_own_global_model_is_the_reference(usual):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -103,7 +103,8 @@ def compare(
             is_named = names_key("data.seed", path, named, set_)
             settings = _with_varying_split(settings, is_named=is_named)
 
-        folder, failures = _train(settings, algorithm, out, against)
+        shown = {"against": against, "point": point, "metric": metric}
+        folder, failures = _train(settings, algorithm, out, shown)
         folders = [folder]
     else:
         _refuse_training_options(named, set_, out)
@@ -177,12 +178,21 @@ def resume_comparison(folder: Path, *, json: bool) -> None:
         RunError: a method failed.
     """
     from fedtailor.experiment.folder import exclusive
-    from fedtailor.experiment.runner import read_jobs
+    from fedtailor.experiment.runner import read_jobs, read_shown
 
     jobs = read_jobs(folder, KIND)
+    shown = read_shown(folder)
     with exclusive(folder):
         failures = run_missing(jobs, folder)
-    show_methods([folder], json=json, write_to=folder, failures=failures)
+    show_methods(
+        [folder],
+        against=shown.get("against", ""),
+        point=shown.get("point", ""),
+        metric=shown.get("metric", "accuracy"),
+        json=json,
+        write_to=folder,
+        failures=failures,
+    )
 
 
 def show_methods(
@@ -265,12 +275,18 @@ def _refuse_training_options(named: Named, assignments: list[str] | None, out: s
 
 
 def _train(
-    settings: Config, methods: Sequence[str], out: str, against: str
+    settings: Config, methods: Sequence[str], out: str, shown: Mapping[str, str]
 ) -> tuple[Path, list[str]]:
     """Run what is missing of a comparison; return its folder, and why methods failed.
 
+    Args:
+        settings: of all methods.
+        methods: as options.
+        out: the folder; empty: a new one.
+        shown: how the methods are compared (against, point, metric), also if this is resumed.
+
     Raises:
-        ConfigError: an option is wrong, or no method has the label ``against``.
+        ConfigError: an option is wrong, or no method has the label of ``against``.
         Interrupted: it was interrupted.
         RunError: fewer than two methods have a result.
         UsageError: there is only one method.
@@ -297,8 +313,8 @@ def _train(
             message = f"'{methods[position]}' is the same as a method before it: leave it out."
             raise UsageError(message, key="algorithm")
 
-    if against:
-        _check_label(against, configs)
+    if shown["against"]:
+        _check_label(shown["against"], configs)
 
     refuse_other_kind(folder, KIND)
     refuse_fewer_seeds(jobs)
@@ -312,7 +328,7 @@ def _train(
             runs = f"runs of an earlier comparison ({len(left_out)})"
             say(f"note: left out of the tables, but kept in '{folder}': {runs}.")
 
-        begin(folder, KIND, jobs)
+        begin(folder, KIND, jobs, shown=shown)
         return folder, run_missing(jobs, folder)
 
 

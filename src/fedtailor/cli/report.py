@@ -26,8 +26,10 @@ def report(
     ] = "",
     format_: Annotated[
         str,
-        typer.Option("--format", metavar="FORMAT", help="Of the figures: pdf, svg or png."),
-    ] = "pdf",
+        typer.Option(
+            "--format", metavar="FORMAT", help="Of the figures: pdf (default), svg or png."
+        ),
+    ] = "",
     watch: Annotated[
         bool, switch("--watch", "Write the report again after every round, until the runs end.")
     ] = False,
@@ -42,7 +44,7 @@ def report(
 
     from fedtailor.cli.show.console import say
     from fedtailor.core.atomic import safe_name
-    from fedtailor.core.errors import find_name
+    from fedtailor.core.errors import UsageError, find_name
     from fedtailor.core.text import counted
     from fedtailor.report.charts import FORMATS
     from fedtailor.report.methods import read_methods
@@ -56,7 +58,10 @@ def report(
     from fedtailor.report.page.watch import follow
 
     # What can be refused is refused before anything is read.
-    ending = find_name("format", format_, FORMATS, key="format")
+    if format_ and not figures:
+        raise UsageError("--format is of the figures: give --figures FOLDER too.", key="--format")
+
+    ending = find_name("format", format_ or "pdf", FORMATS, key="format")
     target = Path(out or f"report-{safe_name(Path(paths[0]).resolve().name)}.html")
     check_page_path(target)
     if figures:

@@ -365,7 +365,8 @@ def _with_evaluations(
         options = algorithm.training
         passes = options.epochs * num_train
         if options.steps:
-            passes = options.steps * options.batch_size * num_clients
+            # A batch of 0 has all examples of a client.
+            passes = options.steps * (options.batch_size * num_clients or num_train)
         training = 3 * passes * schedule.participation.share(num_clients)
 
         # The global model, local models, personalized ones, and what makes the latter.

@@ -30,7 +30,8 @@ from fedtailor.experiment.config import (
 from fedtailor.experiment.folder import exclusive, refuse_existing
 from fedtailor.experiment.methods import to_text
 from fedtailor.experiment.reader import MEMBERS_FILE
-from fedtailor.experiment.run import unused_folder
+from fedtailor.experiment.resume import refuse_other_inputs
+from fedtailor.experiment.run import provenance_of_inputs, unused_folder
 from fedtailor.experiment.runner import RunJob, make_jobs
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.privacy.audit import detect, likelihood_ratios
@@ -39,6 +40,7 @@ from fedtailor.simulation.report import RoundReport
 from fedtailor.simulation.rounds import simulate
 
 RESULT_FILE = "result.json"
+_INPUTS_FILE = "inputs.json"
 POINTS = ("personalized", "global")
 """The models that are attacked."""
 LIMITS = (
@@ -208,6 +210,7 @@ def _audit_method(job: RunJob, trainings: int, progress: RunProgress) -> dict[st
         for note in prepared.notes:
             progress.note(note)
 
+        _keep_inputs(job.folder, provenance_of_inputs(prepared, prepared.split))
         for number in range(trainings):
             path = _training_path(job.folder, number)
             if not path.is_file():
@@ -220,6 +223,26 @@ def _audit_method(job: RunJob, trainings: int, progress: RunProgress) -> dict[st
     paths = [_training_path(job.folder, number) for number in range(trainings)]
     shown = [_read_training(path) for path in paths]
     return {"method": name, "points": _points(shown, prepared.federation)}
+
+
+def _keep_inputs(folder: Path, now: Mapping[str, Any]) -> None:
+    """Note what trainings are made from, or check that it is what it was.
+
+    Args:
+        folder: of the trainings of a method.
+        now: digests of data, split and own code.
+
+    Raises:
+        DataError: the trainings that are there are of something else.
+    """
+    path = folder / _INPUTS_FILE
+    if path.is_file():
+        refuse_other_inputs(read_object(path, within=folder), now, folder)
+    elif any(folder.glob("training-*.safetensors")):
+        message = f"'{folder}' does not say what its trainings were made from."
+        raise DataError(message, path=folder)
+    else:
+        write_json(path, now)
 
 
 def _train(prepared: PreparedRun, seed: int, number: int, progress: RunProgress) -> AuditedTraining:

@@ -156,7 +156,7 @@ def refuse_other_values(
 
 
 def refuse_other_inputs(begun: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Check by their digests that a run began with these data, split, own method and own network.
+    """Check by their digests that a run began with these data, split, encoder and own code.
 
     Args:
         begun: the provenance of the run.
@@ -170,6 +170,8 @@ def refuse_other_inputs(begun: Mapping[str, Any], now: Mapping[str, Any], path: 
         "data": (begun.get("data", {}).get("sha256"), now["data"]["sha256"]),
         "split": (begun.get("split_sha256"), now["split_sha256"]),
     }
+    if "encoder" in begun:
+        digests["encoder"] = (begun["encoder"], now.get("encoder"))
     for key, before in begun.get("own_code", {}).items():
         digests[f"file of {key}"] = (before, now["own_code"].get(key))
 

@@ -410,7 +410,7 @@ def _refuse_other_inputs(path: Path, prepared: PreparedRun, split: SplitRecord) 
     """Check that the run in a folder, if there is one, began with data and code of today."""
     if holds_run(path):
         begun = read_provenance(path)
-        now = _provenance_of_inputs(prepared, split)
+        now = provenance_of_inputs(prepared, split)
         refuse_other_inputs(begun, now, path)
 
 
@@ -472,7 +472,7 @@ def _describe_run(prepared: PreparedRun, split: SplitRecord, config: Config) -> 
     """Return where the result comes from: the provenance of a run with a split."""
     return {
         **describe(),
-        **_provenance_of_inputs(prepared, split),
+        **provenance_of_inputs(prepared, split),
         "notes": prepared.notes,
         "engine": prepared.engine.name,
         "engine_choice": prepared.choice.reason,
@@ -481,30 +481,38 @@ def _describe_run(prepared: PreparedRun, split: SplitRecord, config: Config) -> 
     }
 
 
-def _provenance_of_inputs(prepared: PreparedRun, split: SplitRecord) -> dict[str, Any]:
+def provenance_of_inputs(prepared: PreparedRun, split: SplitRecord) -> dict[str, Any]:
     """Return the part of the provenance that must not change while a run is interrupted."""
-    return {
+    facts = {
         "data": describe_data(prepared.divided.division.dataset),
         "split_sha256": split["split_sha256"],
         "own_code": _digests_of_own_code(prepared.config),
         "reduction": REDUCTION_VERSION,
     }
+    # The digest of the data is that of the examples before the encoder.
+    if prepared.inputs.encoder is not None:
+        facts["encoder"] = prepared.inputs.encoder.digest
+
+    return facts
 
 
 def _digests_of_own_code(config: Config) -> dict[str, str]:
-    """Return the digests of the files that hold the user's own method and network, by option."""
-    named = {"algorithm": config.algorithm.name, "model": config.model.name}
-    own = {what: name for what, name in named.items() if ":" in name}
+    """Return the digests of the files that hold the user's own method and networks, by option."""
+    named = [
+        ("algorithm", "algorithm.name", config.algorithm.name),
+        ("model", "model.name", config.model.name),
+    ]
+    for number, name in enumerate(config.model.others):
+        named.append(("model", f"model.others.{number}", name))
+
+    own = [(what, key, name) for what, key, name in named if ":" in name]
     if not own:
         return {}
 
     # Most runs have none, and do not import this.
     from fedtailor.core.targets import source_digest
 
-    return {
-        f"{what}.name": source_digest(name, what=what, key=f"{what}.name")
-        for what, name in own.items()
-    }
+    return {key: source_digest(name, what=what, key=key) for what, key, name in own}
 
 
 def require_config(config: object, function: str) -> None:

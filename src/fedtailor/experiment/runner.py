@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,13 +99,16 @@ def refuse_fewer_seeds(jobs: Sequence[RunJob]) -> None:
             with_first_choices(job.config, begun, job.folder)
 
 
-def begin(folder: Path, kind: str, jobs: Sequence[RunJob]) -> None:
+def begin(
+    folder: Path, kind: str, jobs: Sequence[RunJob], *, shown: Mapping[str, str] | None = None
+) -> None:
     """Write which runs belong to a folder of several runs.
 
     Args:
         folder: it exists; see :func:`refuse_other_kind`.
         kind: what it is for, such as ``comparison``.
         jobs: the runs.
+        shown: how they are compared.
 
     Raises:
         RunError: it cannot be written.
@@ -114,7 +117,7 @@ def begin(folder: Path, kind: str, jobs: Sequence[RunJob]) -> None:
     names = [job.folder.relative_to(folder).as_posix() for job in jobs]
     configs = [to_toml(job.config) for job in jobs]
     record = {"version": _LIST_VERSION, "kind": kind, "runs": names, "configs": configs}
-    write_json(folder / COMPARISON_FILE, record, indent=2)
+    write_json(folder / COMPARISON_FILE, {**record, "shown": dict(shown or {})}, indent=2)
 
 
 def read_jobs(folder: Path, kind: str) -> list[RunJob]:
@@ -133,3 +136,19 @@ def read_jobs(folder: Path, kind: str) -> list[RunJob]:
         raise damaged(path, "'configs' must be a list of configurations")
 
     return make_jobs([make_config(parse_toml(text.encode(), path)) for text in texts], folder)
+
+
+def read_shown(folder: Path) -> dict[str, str]:
+    """Read how the runs of a folder are compared, as :func:`begin` has written it.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    path = folder / COMPARISON_FILE
+    shown = read_object(path, within=folder).get("shown", {})
+    known = ("against", "point", "metric")
+    is_plain = isinstance(shown, dict) and all(isinstance(one, str) for one in shown.values())
+    if not is_plain or not set(shown) <= set(known):
+        raise damaged(path, f"'shown' must be texts by {', '.join(known)}")
+
+    return dict(shown)

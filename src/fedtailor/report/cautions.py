@@ -33,6 +33,7 @@ _PROVENANCE = {
     "versions.numpy": "the version of numpy",
     "commit": "the commit of fedtailor",
     "reduction": "the order of addition (reduction)",
+    "encoder": "the encoder",
     "engine": "the engine",
     "device": "the device",
 }

@@ -61,6 +61,8 @@ CONTRAST = "var(--s1)"
 PAPER = "var(--paper)"
 QUIET = "var(--quiet)"
 
+FEWEST_OF_A_LINE = 3
+"""Points of a series; with fewer, all series are bars."""
 MOST_BARS = 300
 """Bars of a panel; of more, some are left out, evenly along the sorted ones."""
 MOST_DOTS = 1000
@@ -270,7 +272,7 @@ def curves(
         include: a value that the axis holds in any case.
         has_tooltips: whether every point has a mark that carries its tooltip, seen or not.
     """
-    if max(map(len, points.values()), default=0) < 3:
+    if max(map(len, points.values()), default=0) < FEWEST_OF_A_LINE:
         last = {name: series[-1] for name, series in points.items() if series}
         return _bars(last, quantity)
 
@@ -335,7 +337,7 @@ def _bars(values: Mapping[str, CurvePoint], quantity: str) -> Chart:
     ]
 
     # Bars begin at 0, and the longest one leaves room for its number.
-    ends = [0.0, *(end for point in values.values() for end in point[2:])]
+    ends = [0.0, *(end for point in values.values() for end in (point.low, point.high))]
     scale = alt.Scale(domain=[1.15 * min(ends), 1.15 * max(ends) or 1.0])
     axis = alt.Axis(title=None, labelLimit=150, labelColor=INK)
     base = alt.Chart(inline(rows), height=24 * len(rows)).encode(

@@ -18,6 +18,7 @@ from fedtailor.report.records import (
     MethodRecords,
     SeedRecords,
     Unit,
+    mean_by_unit,
     training_counts,
     unit_names,
 )
@@ -35,8 +36,11 @@ class ReferenceLine:
     """In the name of the figure."""
     words: str
     """As in a sentence: against WORDS."""
-    accuracy: Mapping[Unit, float]
-    label: str
+    method: MethodRecords | None
+    """None: every method itself."""
+    point: str
+    """The evaluation point."""
+    label: str = ""
     """The method that it is; empty for a model of every method's own."""
 
 
@@ -78,10 +82,7 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
                 continue
 
             # Without Local and FedAvg, every method is compared with its own global model.
-            other = reference.accuracy if reference.label else method.accuracy("global")
-            own = method.accuracy()
-            shared = [unit for unit in own if unit in other]
-            gaps = {unit: round(own[unit] - other[unit], DECIMALS) for unit in shared}
+            gaps = _gaps(method, reference.method or method, reference.point)
             if gaps:
                 values[method.label] = _in_percent(gaps)
                 subtitles[method.label] = _count_gains(gaps)
@@ -107,6 +108,35 @@ def gains(records: Sequence[MethodRecords]) -> list[Figure]:
         )
 
     return figures
+
+
+def _gaps(method: MethodRecords, other: MethodRecords, point: str) -> dict[Unit, float]:
+    """Return by how much the clients' accuracies differ from those of another model.
+
+    As in the table, they are the means over the seeds that both have with the same split.
+
+    Args:
+        method: at its own evaluation point.
+        other: the method of the other model.
+        point: evaluation point of the other model.
+    """
+    gaps = []
+    for number, seed in method.seeds.items():
+        base = other.seeds.get(number)
+        if base is None or base.split != seed.split:
+            continue
+
+        # Models of a round are not compared with final ones.
+        if (base.run.result is None) != (seed.run.result is None):
+            continue
+
+        theirs = base.scores(point)
+        for client, scores in seed.scores(method.point).items():
+            if client in theirs:
+                gap = scores.metrics["accuracy"] - theirs[client].metrics["accuracy"]
+                gaps.append(((seed.population, client), gap))
+
+    return {unit: round(gap, DECIMALS) for unit, gap in mean_by_unit(gaps).items()}
 
 
 def _count_gains(gaps: Mapping[Unit, float]) -> str:
@@ -256,19 +286,20 @@ def _references(records: Sequence[MethodRecords]) -> list[ReferenceLine]:
     references = []
     if "local" in by_name:
         method = by_name["local"]
-        line = ReferenceLine("local", "local training", method.accuracy(), method.label)
+        line = ReferenceLine("local", "local training", method, method.point, method.label)
         references.append(line)
 
     # Fine-tuned FedAvg has the same global model, and is a method of its own beside it.
     for name in ("fedavg", "fedavg_ft"):
-        accuracy = by_name[name].accuracy("global") if name in by_name else {}
-        if accuracy:
+        if name in by_name and by_name[name].accuracy("global"):
             label = by_name[name].label if name == "fedavg" else f"{by_name[name].label}: global"
             words = "the global model of FedAvg"
-            references.append(ReferenceLine("fedavg", words, accuracy, label))
+            references.append(ReferenceLine("fedavg", words, by_name[name], "global", label))
             break
 
-    return references or [ReferenceLine("global", "the global model of the same run", {}, "")]
+    return references or [
+        ReferenceLine("global", "the global model of the same run", None, "global")
+    ]
 
 
 def _in_percent(accuracy: Mapping[Unit, float]) -> dict[Unit, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fedtailor.report.charts import CurvePoint, curves, evenly
+from fedtailor.report.charts import FEWEST_OF_A_LINE, CurvePoint, curves, evenly
 from fedtailor.report.parts import Cell, Figure, Panel, ReportTable, to_percent
 from fedtailor.report.records import POINTS, MethodRecords, SeedRecords, number
 from fedtailor.report.statistics import mean
@@ -222,7 +222,9 @@ def _figure(
             f" Bands, or lines at bars, reach from the smallest to the largest value over {spread}."
         )
 
-    if any(point.away for point in points):
+    # Bars have no rings.
+    lengths = [len(curve) for each in quantities for curve in each.curves.values()]
+    if max(lengths, default=0) >= FEWEST_OF_A_LINE and any(point.away for point in points):
         caption += (
             " A ring marks a round in which a client gave no answer: its mean is over the others."
         )
