@@ -1,5 +1,6 @@
 """Options: types, bounds, choices, sentences."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.core.errors import ConfigError, did_you_mean
 from fedtailor.core.options import Range, build, check_options, check_value
 from fedtailor.core.schedule import Schedule
+from fedtailor.core.targets import source_digest
 from fedtailor.core.task import Training
 from fedtailor.simulation.engines import EngineOptions
 
@@ -194,3 +196,11 @@ def test_check_value_alone():
     assert check_value(3, Annotated[float, Range(ge=0)], key="a.b") == 3.0
     with pytest.raises(ConfigError, match=r"a.b must be >= 0, got -1.0"):
         check_value(-1.0, Annotated[float, Range(ge=0)], key="a.b")
+
+
+def test_the_file_of_a_partial_is_the_one_that_its_target_names(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "partial_network.py"
+    path.write_text("from functools import partial\n\nnetwork = partial(dict, width=5)\n")
+    digest = source_digest("partial_network:network", what="model", key="model.name")
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()

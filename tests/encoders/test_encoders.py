@@ -28,6 +28,24 @@ def test_a_module_gets_values_from_0_to_1():
     assert encoder.license == "CC0-1.0"
 
 
+def test_a_partial_may_make_a_module_and_its_values_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = ["from functools import partial", "from tiny_encoders import Tiny"]
+    lines += [f"seed_{seed} = partial(Tiny, seed={seed})" for seed in (0, 1)]
+    (tmp_path / "partial_encoders.py").write_text("\n".join(lines) + "\n")
+    one, other = (load_encoder(f"partial_encoders:seed_{seed}") for seed in (0, 1))
+    assert one.digest != other.digest
+
+
+def test_torchscript_is_refused(monkeypatch):
+    """Its code is in no file of Python: features of another one would be taken for its own."""
+    with pytest.warns(DeprecationWarning):
+        traced = torch.jit.trace(tiny_encoders.Tiny().eval(), PICTURES[:2] / 255)
+    monkeypatch.setattr(tiny_encoders, "traced", lambda: traced, raising=False)
+    with pytest.raises(ConfigError, match="got 'TorchScript, tiny_encoders:traced'"):
+        load_encoder("tiny_encoders:traced")
+
+
 def test_an_onnx_file_computes_the_same():
     encoder = load_encoder(ONNX)
     assert check_encoder(encoder, PICTURES, 255.0) == tiny_encoders.FEATURES

@@ -355,3 +355,19 @@ def test_options_beside_named_methods_are_refused(given):
     with_options = make_config({"algorithm": {"name": config.algorithm.name, **given}})
     with pytest.raises(ConfigError, match="without options beside -a"):
         with_methods(with_options, ["fedavg_ft", "local"])
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "note"),
+    [
+        ("federation.server_lr", ("federation.server_optimizer", "none"), "server_lr has no"),
+        ("federation.server_beta2", ("federation.server_optimizer", "sgd"), "server_beta2 has no"),
+        ("training.momentum", ("training.optimizer", "adam"), "momentum has no effect"),
+    ],
+)
+def test_options_without_effect_are_said(key, other, note):
+    settings = {"data": {"clients": 3, "fraction": 0.1}, "federation": {"rounds": 1}}
+    quiet = assemble(make_config(settings), 0).notes
+    said = assemble(make_config(settings, [(key, 0.5), other]), 0).notes
+    assert not any("has no effect" in text for text in quiet)
+    assert any(note in text for text in said)

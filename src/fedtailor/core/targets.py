@@ -72,7 +72,12 @@ def source_digest(target: str, *, what: str, key: str) -> str:
     Raises:
         ConfigError: it cannot be imported, or is in no file.
     """
-    module = inspect.getmodule(find_target(target, what=what, key=key))
+    value = find_target(target, what=what, key=key)
+    if hasattr(value, "__qualname__"):
+        module = inspect.getmodule(value)
+    else:  # a partial, or another object without a file of its own
+        module = sys.modules[target.partition(":")[0]]
+
     file = getattr(module, "__file__", None)
     if file is None:
         raise wrong_value(key, f"a {what} in a file", target)

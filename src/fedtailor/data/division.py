@@ -249,6 +249,8 @@ def _by_partition(
     # Clients have names if they are sites.
     names: tuple[str, ...] = ()
     notes: list[str] = []
+    if test != "own" and options.test_share != DataOptions.test_share:
+        notes.append(f"data.test_share has no effect with data.test = '{test}'.")
     if partition.name == "natural":
         sites = np.unique(cast(np.ndarray, annotations.domains)).tolist()
         names = tuple(dataset.domain_names[site] for site in sites[:clients])

@@ -34,7 +34,7 @@ class SitePrivacy:
     smallest_sum: Annotated[int, Range(ge=2)] = 3
     """Sites that a sum is over, at least."""
     colluding: Colluding = "third"
-    """How many sites may work with the server, at least, without that it learns more than sums.
+    """How many sites may work with the server, at least, without it learning more than sums.
     third: fewer than a third of the sites that train."""
     most_epsilon: Annotated[float, Range(ge=0)] = 0.0
     """The most that all runs together may tell of a training example, by the ledger of the site,

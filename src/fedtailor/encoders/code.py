@@ -38,7 +38,11 @@ def digest_of_module(function: Callable[[], nn.Module], module: nn.Module) -> st
     digest = hashlib.sha256()
     sources: dict[str, str] = {}
     seen: set[int] = set()
-    _add_source(function, sources, seen)
+    if hasattr(function, "__qualname__"):
+        _add_source(function, sources, seen)
+    else:  # a partial, or another object that can be called
+        _add_value(digest, "function", function, sources, seen)
+
     _add_value(digest, "", module, sources, seen)
     for name, source in sorted(sources.items()):
         digest.update(f"{name}\n{source}\n".encode())

@@ -46,6 +46,10 @@ class ModuleEncoder:
             allowed = f"a torch.nn.Module, returned by {target}()"
             raise wrong_value(KEY, allowed, type(module).__name__)
 
+        # Its code and its constants are in no file of Python, so that a digest would miss them.
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            raise wrong_value(KEY, "a module of Python or an ONNX file", f"TorchScript, {target}")
+
         # Nothing of it is ever trained, wherever it becomes a part of a larger module.
         module.eval().requires_grad_(False)
         return cls(module, target, digest_of_module(function, module))

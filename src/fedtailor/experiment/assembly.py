@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -106,6 +106,21 @@ def notes_on_idle_training(
         )
 
 
+def notes_on_idle_options(algorithm: AnyAlgorithm, schedule: Schedule) -> Iterator[str]:
+    """Yield a note for every option that has no effect because of another one."""
+    default = Schedule()
+    for name in _IDLE_BESIDE.get(schedule.server_optimizer, ()):
+        if getattr(schedule, name) != getattr(default, name):
+            other = f"federation.server_optimizer = '{schedule.server_optimizer}'"
+            yield f"federation.{name} has no effect with {other}."
+
+    # Some methods always train by plain steps, and others without momentum.
+    training = algorithm.training
+    uses_adam = training.optimizer == "adam" and "optimizer" not in algorithm.unused_training
+    if uses_adam and training.momentum and "momentum" not in algorithm.unused_training:
+        yield "training.momentum has no effect with training.optimizer = 'adam'."
+
+
 def notes_on_unprotected_fields(
     algorithm: AnyAlgorithm, task: Task, schedule: Schedule
 ) -> Iterator[str]:
@@ -162,6 +177,13 @@ def notes_on_frozen_body(algorithm: AnyAlgorithm, task: Task, model_name: str) -
 
 _EVALUATION_SHARE = 0.05
 """Share of the time of training that evaluations during a run may take by default."""
+_ADAPTIVE = ("server_beta2", "server_epsilon")
+_IDLE_BESIDE: Mapping[str, tuple[str, ...]] = {
+    "none": ("server_lr", "server_momentum", *_ADAPTIVE),
+    "sgd": _ADAPTIVE,
+    "adagrad": ("server_beta2",),
+}
+"""Options of ``federation`` without effect, by the server optimizer."""
 
 
 class PreparedRun(NamedTuple):
@@ -279,6 +301,7 @@ def assemble(
         *notes_on_exchanges(algorithm, config.schedule),
         *notes_on_frozen_body(algorithm, federation.common_task, model_name),
         *notes_on_idle_training(algorithm, federation, schedule),
+        *notes_on_idle_options(algorithm, schedule),
         *notes_on_unprotected_fields(algorithm, task, schedule),
     ]
 

@@ -135,6 +135,14 @@ def test_what_is_known_of_a_data_set_stays(dataset, tmp_path):
     assert corrupted.subset
 
 
+def test_copies_have_the_groups_of_their_originals(dataset, tmp_path):
+    grouped = replace(dataset, groups=np.arange(len(dataset.y)) // 3)
+    corrupted, (moved,) = apply_shift(
+        grouped, [np.arange(6)], [Pair("jpeg", 1)], seed=0, frost_folder=tmp_path
+    )
+    assert corrupted.groups[moved].tolist() == [0, 0, 0, 1, 1, 1]
+
+
 def test_without_corrupted_clients_nothing_changes(dataset, tmp_path):
     rows = [np.arange(5), np.arange(5, 9)]
     same, moved = apply_shift(dataset, rows, [None, None], seed=0, frost_folder=tmp_path)

@@ -68,6 +68,7 @@ def test_text_shows_all_options() -> None:
         ("dirichlet(alpha=None)", "dirichlet.alpha"),
         ("dirichlet(alpha=1j)", "dirichlet.alpha"),
         ("dirichlet(alpha=[1])", "dirichlet.alpha"),
+        ("dirichlet(alpha={[1]})", "dirichlet"),
         ("dirichlet(alpha=1, min_size=-1)", "dirichlet.min_size"),
         ("classes(k=True)", "classes.k"),
         ("label_slices(shared_cuts=1)", "label_slices.shared_cuts"),

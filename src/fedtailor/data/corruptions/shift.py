@@ -152,7 +152,7 @@ def apply_shift(
             end += len(part)
             progress(end - published, total)
 
-    # Copies have the labels, subclasses and domains of their originals.
+    # Copies have the labels, groups, subclasses and domains of their originals.
     origin = np.concatenate([np.arange(published), *used.values()])
     annotations = dataset.annotations.take(origin)
     corrupted = dataclasses.replace(
@@ -160,7 +160,7 @@ def apply_shift(
         x=x,
         y=annotations.labels,
         subclasses=annotations.subclasses,
-        groups=None,  # the examples have been divided
+        groups=None if dataset.groups is None else dataset.groups[origin],
         domains=annotations.domains,
         partial=dataset.subset,  # copies do not count
         official_size=-1,

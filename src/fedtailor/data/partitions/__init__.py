@@ -133,7 +133,7 @@ def read_expression(
             options = {keyword.arg: _value_of(keyword.value) for keyword in node.keywords}
             if None not in options and len(options) == len(node.keywords):
                 return node.func.id, {str(option): value for option, value in options.items()}
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise _unreadable(text, key, example) from error
 
     raise _unreadable(text, key, example)
