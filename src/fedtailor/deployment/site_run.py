@@ -392,11 +392,12 @@ class SiteRun:
         problem = reply.problem
         if problem:
             log.error("the model of round %s cannot be used: %s", work.round, problem)
-            problem = one_line(problem)
             if self._has_noise:
                 # It was trained without noise, so nothing is said of it.
                 problem = ""
-            elif "errors" not in self._options.share:
+            elif "errors" in self._options.share:
+                problem = one_line(problem)
+            else:
                 problem = "the log of the site says more"
 
         return SiteAnswer({"problem": problem}, sizes, out, more)

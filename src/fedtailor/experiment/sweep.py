@@ -526,9 +526,10 @@ def halving_rounds(trials: int, rounds: int, factor: int) -> list[int]:
 def _read_step(job: RunJob, result: Any) -> Record:
     """Return what the result of a run says of its trial; no score on test examples is among it."""
     num_seeds = len(job.config.seeds)
-    folders = [job.folder]
-    if num_seeds > 1:
+    results = [result]
+    if num_seeds > 1:  # of which each may stop after another round
         folders = [job.folder / f"seed-{seed}" for seed in job.config.seeds]
+        results = [read_result(folder) or result for folder in folders]
 
     with content_of(job.folder / "result.json"):
         accuracy = result["metrics"].get("validation", {}).get("accuracy", {})
@@ -537,7 +538,7 @@ def _read_step(job: RunJob, result: Any) -> Record:
             "validation": validation_accuracy(result["metrics"]),
             "standard_error": accuracy.get("sem", {}).get("mean"),
             "run": f"{job.folder.parent.name}/{job.folder.name}",
-            "trained_rounds": sum((read_result(one) or result)["rounds"] for one in folders),
+            "trained_rounds": sum(one["rounds"] for one in results),
             "seconds": result["seconds"]["total"] * num_seeds,
             "events": result["events"],
         }

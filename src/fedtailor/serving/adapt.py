@@ -41,7 +41,7 @@ from fedtailor.serving.watch import Watched, observe
 from fedtailor.statistics import gaussian
 
 FEWEST_LABELS = 10
-FEWEST_GROUPS = 5
+_FEWEST_GROUPS = 5
 """Such as patients, among labelled examples."""
 _FOLDS = 5
 _ENOUGH = 1.645
@@ -224,9 +224,9 @@ def _adapt_to_labels(
 
     units = _units(sites)
     count = int(units.max()) + 1
-    if count < FEWEST_GROUPS:
-        message = f"an adaptation needs labels of at least {FEWEST_GROUPS} groups, got {count}."
-        raise DataError(message, key="labels", allowed=f">= {FEWEST_GROUPS}", got=count)
+    if count < _FEWEST_GROUPS:
+        message = f"an adaptation needs labels of at least {_FEWEST_GROUPS} groups, got {count}."
+        raise DataError(message, key="labels", allowed=f">= {_FEWEST_GROUPS}", got=count)
 
     # In standard deviations, so that every setting is as quick as the first.
     algorithm = model.module.algorithm

@@ -36,9 +36,9 @@ from fedtailor.data.own.patterns import MISSING_LABELS, MISSING_WORDS, is_like_l
 from fedtailor.data.own.table import Sought, read_table
 
 _UNITS = 2
+"""Columns of numbers whose first cell alone is text, from which on it is one of a second header."""
 _MOST_SPELLINGS = 200
 """Columns of a table that not all have, among which other spellings are looked for."""
-"""Columns of numbers whose first cell alone is text, from which on it is one of a second header."""
 _SPLIT = "split"
 """The column that marks rows for training and rows for testing."""
 
