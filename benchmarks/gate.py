@@ -1,6 +1,6 @@
 """Rounds a minute at the open port of a server, beside each of five floods of strangers.
 
-``python -m benchmarks.gate [--seconds 60]`` starts the server and the three sites of
+``python -m benchmarks.gate [--seconds 60]`` starts the server and the sites of
 ``fedtailor deploy demo`` on this machine, with Flower, and floods the port from other addresses of
 the loopback device. Flooding takes processor time of the same machine, so the figures are lower
 bounds. Needs the extra ``flower``.

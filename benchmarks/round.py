@@ -50,7 +50,8 @@ def make_federation(task: Task, alpha: float) -> Federation:
     draw = np.random.default_rng(0)
     rows = CLIENTS * (EXAMPLES + TEST)
     x = torch.randn(rows, *task.input_shape, generator=generator)
-    x = x.contiguous(memory_format=torch.channels_last)
+    if x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
     y = torch.arange(rows) % CLASSES
 
     # The rows of each class, cut in proportions of their own.

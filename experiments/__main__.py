@@ -54,6 +54,7 @@ from experiments.records import (
 )
 from experiments.runs import remove_models, run_cell, run_folder
 from fedtailor.core.errors import ConfigError, FedtailorError, UsageError, find_name
+from fedtailor.core.text import percent, round_figure
 
 if TYPE_CHECKING:
     from experiments.runtime import Timing
@@ -312,7 +313,7 @@ def _close_cells(options: argparse.Namespace) -> list[Cell]:
     chosen = []
     for name in [options.paper] if options.paper else paper_names(options.folder):
         paper = load_paper(name, options.folder)
-        rows = judged_numbers(paper, read_records(name, options.folder))
+        rows = judged_numbers(paper, read_records(paper.name, options.folder))
         close = [row.cell for row in rows if row.needs_seeds]
         for cell in close:
             place = (cell.table, cell.column, cell.method)
@@ -394,7 +395,7 @@ def _cells_of_row(row: Row) -> list[Any]:
         percent(row.printed.value),
         percent(row.mean),
         percent(row.deviation),
-        percent(row.difference, sign="+"),
+        round_figure(row.difference, in_percent=True, signed=True),
         percent(row.tolerance),
         row.verdict or "-",
         percent(row.printed.program),
@@ -503,7 +504,7 @@ def _has_grids(name: str, options: argparse.Namespace) -> bool:
 
 def search_grids(options: argparse.Namespace) -> None:
     """Search the grids that have no trials yet, or that of one method, and print what is best."""
-    from experiments.search import MOST_TRIALS, find_search, run_search, trials_of
+    from experiments.search import MOST_TRIALS, run_search, trials_of
     from fedtailor.cli.show.progress import make_progress
 
     paper = load_paper(options.paper, options.folder)
@@ -515,8 +516,7 @@ def search_grids(options: argparse.Namespace) -> None:
             key="paper",
         )
     if options.method:
-        find_search(paper, options.method)
-        names = [options.method]
+        names = [find_name(f"search of {paper.name}", options.method, names, key="search")]
 
     for name in names:
         trials = trials_of(paper, name, options.folder)
@@ -614,11 +614,6 @@ def _print_shares(column: str, timings: Sequence[Timing]) -> None:
     print(f"Table 9: parts of pFedFDA's training, {column}, %")
     print_columns(["part", "ours", "printed"], rows)
     print()
-
-
-def percent(fraction: float | None, *, sign: str = "") -> str:
-    """Return a fraction in percent with one decimal; a dash for None."""
-    return "-" if fraction is None else f"{100 * fraction:{sign}.1f}"
 
 
 def print_columns(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

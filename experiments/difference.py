@@ -92,7 +92,17 @@ def _correct_by_client(cell: Cell, record: Record) -> dict[int, int]:
             key="column",
         )
 
-    point = cell.printed[0].score.point
+    # The records have the clients of a run as they are, and no tenth or condition of them.
+    score = cell.printed[0].score
+    if score.figure not in ("mean", "pooled") or score.clients != "known" or score.condition:
+        raise DataError(
+            f"{cell} has no mean over all clients: '{score.label}' is printed, which is of others.",
+            key="column",
+            allowed="a mean over known clients",
+            got=score.label,
+        )
+
+    point = score.point
     correct = record["by_client"]["correct"].get(point)
     if correct is None:
         raise DataError(

@@ -53,7 +53,8 @@ def parameters(command: Any, context: typer.Context) -> str:
 
         record = parameter.get_help_record(context)
         if record:
-            rows.append([f"`{record[0].strip()}`", plain(record[1])])
+            name = record[0].strip().replace("|", r"\|")
+            rows.append([f"`{name}`", plain(record[1])])
 
     return markdown_table(["argument or option", "meaning"], rows) + "\n" if rows else ""
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.peers import work
 from fedtailor.algorithms.fedavg import FedAvg
-from fedtailor.core.engine import Engine, Job, Program
+from fedtailor.core.engine import Job, Program
 from fedtailor.core.federation import Federation, Split
 from fedtailor.core.schedule import Schedule
 from fedtailor.core.task import Task
@@ -17,29 +17,18 @@ from fedtailor.models import build_model
 from fedtailor.simulation.engines import EngineOptions
 from fedtailor.simulation.engines.build import build_engine
 from fedtailor.simulation.rounds import simulate
+from fedtailor.testing.runs import PassingEngine
 
 
-class Watched:
+class Watched(PassingEngine):
     """An engine that keeps the last thing the server sent."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.name = engine.name
-        self.smallest_group = engine.smallest_group
-        self.sent: Any = None
-
-    def begin_run(self) -> None:
-        """Pass on."""
-        self.engine.begin_run()
+    sent: Any = None
 
     def map(self, program: Program, common: Any, jobs: Sequence[Job]) -> list[Any]:
         """Pass on."""
         self.sent = common.shared
-        return self.engine.map(program, common, jobs)
-
-    def close(self) -> None:
-        """Pass on."""
-        self.engine.close()
+        return super().map(program, common, jobs)
 
 
 def make_federation(plan: work.Plan) -> Federation:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -215,6 +216,24 @@ def test_seeds_cannot_be_left_out_and_the_comparison_stays(tmp_path, capsys):
     assert main(["resume", str(tmp_path / "compared")]) == 0
 
 
+def test_a_seed_whose_folder_is_lost_is_trained_again(tmp_path, capsys):
+    folder = tmp_path / "run"
+    options = ["--seeds", "2,3", "--set", "evaluation.baselines=none", "--out", str(folder)]
+    assert main(["run", "-a", "fedavg", *SMALL, *options]) == 0
+    before = (folder / "seed-3" / "clients.jsonl").read_text()
+    shutil.rmtree(folder / "seed-3")
+
+    assert main(["compare", str(folder), str(folder)]) == 0
+    assert "has no folder of seed 3" in " ".join(capsys.readouterr().err.split())
+    assert main(["resume", str(folder)]) == 0
+    assert (folder / "seed-3" / "clients.jsonl").read_text() == before
+
+
+def test_the_folder_of_a_comparison_names_its_runs(done, tmp_path, capsys):
+    assert main(["predict", str(done), "x.csv", "--client", "0"]) == 4
+    assert f"such as '{done / 'runs'}" in capsys.readouterr().err
+
+
 def test_two_processes_do_not_share_a_comparison(done, capsys):
     with exclusive(done):
         assert compare(*THREE, *SMALL, "--seeds", "0,1", "--out", str(done)) == 3
@@ -244,6 +263,7 @@ def test_two_processes_do_not_share_a_comparison(done, capsys):
         (["-a", "fedavg", "-a", "ditto", "one", "two"], 2, "one configuration or none"),
         (["--rounds", "3", "runs/a"], 2, "--rounds has no effect"),
         (["nothing"], 4, "there is no folder 'nothing'"),
+        (["nothing", "--format", "tabel"], 2, "did you mean 'table'?"),
         (["-a", "fedavg", "-a", "ditto", "--out", "."], 3, "already exists"),
     ],
 )

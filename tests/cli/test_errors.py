@@ -38,7 +38,7 @@ BAD = [
     (
         ["list"],
         USAGE,
-        "Known: algorithms, datasets, engines, metrics, models, partitions.",
+        "KIND is missing: one of algorithms, datasets, models, partitions, engines, metrics.",
     ),
     (["list", "algorithmz"], USAGE, "algorithms"),
     (["run", "-a", "fedavg", "-a", "local"], USAGE, "--algorithm is given 2 times; give it once."),

@@ -81,6 +81,23 @@ def test_refused_files(tmp_path, monkeypatch, capsys, out, code, words):
     assert (tmp_path / "mine.html").read_text() == "<html>precious"
 
 
+@pytest.mark.parametrize("file", ["clients.jsonl", "rounds.jsonl"])
+@pytest.mark.parametrize("kept", [0.6, 0.0, None])
+def test_a_finished_run_that_has_lost_records_has_no_report(tmp_path, capsys, file, kept):
+    other = write_run(tmp_path / "other", "fedavg")
+    run = write_run(tmp_path / "run")
+    text = (run / file).read_text()
+    (run / file).unlink()
+    if kept is not None:
+        (run / file).write_text(text[: int(kept * len(text))])
+
+    report = ["report", str(run), "--out", str(tmp_path / "r.html")]
+    for command in (report, ["compare", str(run), str(other)]):
+        assert main(command) == 4
+        assert f"{file}' is damaged: it has" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 4
     assert "neither the folder of a run nor that of a comparison" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +82,12 @@ def test_predict_reads_arrays_and_writes_a_file(here, tmp_path, capsys):
     assert capsys.readouterr().out == ""
     rows = list(csv.reader(out.read_text().splitlines()))
     assert len(rows) == 1201 and rows[1][0] == "'=new.npz[0]", "no formula reaches a spreadsheet"
+
+    # With --json, there is always one object on stdout.
+    command[-1] = str(tmp_path / "predictions.json")
+    told = json_of(capsys, *command)
+    assert (told["out"], told["predictions"]) == (command[-1], 1200)
+    assert len(json.loads(Path(command[-1]).read_text())["predictions"]) == 1200
 
 
 def test_predict_reads_tables_and_says_what_was_replaced(here, tmp_path, capsys):
@@ -208,6 +215,8 @@ def test_onboard_makes_a_model_that_predicts(here, tmp_path, capsys):
     assert "warning: 'new/Porto' lies in the data" in capsys.readouterr().err
     assert main([*command, "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "config"
+    assert main(["resume", out]) == 3
+    assert "made by onboard or adapt: there is nothing to resume" in capsys.readouterr().err
 
 
 def copy_with(tmp_path, run, name, **files):
@@ -285,6 +294,7 @@ def wrong(here, tmp_path):
         (["predict", RUN, *mayo, "--out", at("no/folder.csv"), pictures], "cannot write"),
         (["predict", TABLES, *mayo, pictures], "pictures"),
         (["evaluate", RUN, *mayo, pictures, "--out", f"{RUN}/x.csv"], "run"),
+        (["data", "plot", "-d", "digits", "--out", f"{RUN}/x.svg"], "lies in the folder of a run"),
         (["evaluate", TABLES, *mayo, at("text.txt"), "--out", at("text.txt")], "not exist"),
         (["evaluate", RUN, *mayo, at("unreadable")], "unreadable"),
         (["evaluate", TABLES, *mayo, pictures], "patient"),

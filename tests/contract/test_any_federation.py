@@ -61,7 +61,6 @@ VARIANTS = {
         {"beta": "multi"},
         {"beta": "none"},
         {"evaluate_drop_last": True},
-        {"prior": "blend"},
         {"temperature": "cross_validated", "shrinkage": "oas"},
         {"temperature": "cross_validated", "statistics": "pooled"},
     ],

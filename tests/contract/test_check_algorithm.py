@@ -5,7 +5,7 @@ import inspect
 import random
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from fedtailor.algorithms.fedavg_ft import FedAvgFT
 from fedtailor.core.algorithm import Algorithm
 from fedtailor.core.errors import ConfigError
 from fedtailor.testing import checks, engine_checks
+from fedtailor.testing.runs import Disagreement, assert_close
 from marks import quick
 from mutants import MUTANTS, Changed, Item, NoSteps, OtherLoss, indexing_loss
 from test_documentation import ROOT, blocks, own_algorithm
@@ -210,6 +211,46 @@ def test_what_works_on_one_kind_of_network_only(only):
         re.search(networks, sentence) is not None and "'hidden.bias'" in sentence
         for sentence in found
     ] == [True] * 2
+
+
+class Grid:
+    """A helper without an equality of its own."""
+
+    def __init__(self):
+        self.steps = [np.ones(2), np.arange(3)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WithValues(FedAvg):
+    """Has attributes whose comparison is no truth value."""
+
+    table: np.ndarray = field(default_factory=lambda: np.arange(3))
+    grid: Grid = field(default_factory=Grid)
+
+
+def test_arrays_and_helpers_are_attributes(only):
+    only("check_attributes")
+    assert check_algorithm(WithValues) == []
+
+    class Writes(WithValues):
+        def local_update(self, *arguments):
+            self.grid.steps[0] += 1
+            return super().local_update(*arguments)
+
+    (found,) = check_algorithm(Writes)
+    assert "attribute 'grid'" in found
+
+
+def test_truth_values_are_compared_as_they_are():
+    values = {"seen": torch.tensor([True, False])}
+    assert_close(values, values)
+    with pytest.raises(Disagreement, match="seen differs"):
+        assert_close(values, {"seen": torch.tensor([True, True])})
+
+
+def test_a_method_that_does_not_train_needs_no_random_numbers(only):
+    only("check_seed")
+    assert check_algorithm("fedncm") == []
 
 
 def test_options_are_checked_too():

@@ -11,6 +11,20 @@ from fedtailor.deployment.exchange import Exchange, SiteFailure
 from fedtailor.deployment.options import DeployOptions
 from sites import to_bytes
 
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("localhost", "127.0.0.1"),
+        ("fl.example.org", "0.0.0.0"),
+        ("::1", "::1"),
+        ("2001:db8::5", "::"),
+    ],
+)
+def test_a_server_listens_where_its_host_can_be_reached(host, address):
+    assert DeployOptions(host=host).listening_address == address
+
+
 REQUEST = Envelope({"kind": "train"}, {})
 ANSWER = Envelope({"kind": "train", "ok": True}, {})
 

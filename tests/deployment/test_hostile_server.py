@@ -25,10 +25,11 @@ from fedtailor.data.columns import Column, Columns
 from fedtailor.data.input_specification import InputSpecification
 from fedtailor.data.options import DataOptions
 from fedtailor.deployment.agreed_study import allow_study
+from fedtailor.deployment.audit import page
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.packing import pack_download
 from fedtailor.deployment.plan import DeploymentPlan
-from fedtailor.deployment.policy import SitePolicy, Tally
+from fedtailor.deployment.policy import SENT_AGAIN, SitePolicy, Tally
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.site_memory import SiteMemory
 from fedtailor.deployment.state import Version
@@ -568,6 +569,47 @@ def test_a_site_runs_one_agreed_study_and_no_other(tmp_path):
     with pytest.raises(RunError, match=r"one study, with training.batch_size = 16: this plan has"):
         world.serve(run="0002")
     allow_study(site, tmp_path / "server" / "runs" / "0001" / "plan.json")
+
+
+def test_a_study_is_allowed_beside_what_was_answered_before(tmp_path):
+    federation = {"rounds": 1, "min_clients": 1}
+    training = {**VALUES["training"], "smallest_batch": 10}
+    values = {**VALUES, "training": training, "federation": federation}
+    world = World(tmp_path, names=("clinic",), values=values)
+    world.write(lambda folder, name: write_arrays(folder, PICTURES, LABELS))
+    site = tmp_path / "sites" / "clinic"
+    (site / "site.toml").write_text('name = "clinic"\ndata = "data"\n[policy]\nsplit_seed = 42\n')
+
+    allowed = []
+    for run in ("0001", "0002", "0003"):
+        policy = allow_study(site, tmp_path / "server" / "federation.toml")
+        allowed.append((policy.plans, policy.rounds))
+        world.serve(run=run)
+
+    assert allowed[0][0] < allowed[1][0] < allowed[2][0]
+    assert allowed[0][1] < allowed[1][1] < allowed[2][1]
+
+
+def test_an_answer_that_is_sent_again_is_counted_once():
+    tally = Tally()
+    line = {"way": "sent", "plan": "1", "kind": "train", "time": "2026-01-01", "sizes": {}}
+    tally.count(line)
+    tally.count({**line, "sizes": {SENT_AGAIN: 3}})
+    assert tally.rounds == 1
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "score\n2026-10-12 09:00:00  model: 7 is in use"])
+def test_a_refused_request_changes_neither_the_page_nor_the_lines_of_the_log(
+    tmp_path, caplog, value
+):
+    server = Server(tmp_path)
+    caplog.set_level("INFO")
+    for head in ({"kind": "train", "round": value, "run": value}, {"kind": value}):
+        server.ask(head, {})
+
+    assert not any("\n" in record.getMessage() for record in caplog.records)
+    text = page(tmp_path, "clinic", (), SitePolicy(), [])
+    assert "for 0 rounds of training" in text
 
 
 def test_names_of_files_stay_at_the_site(tmp_path):

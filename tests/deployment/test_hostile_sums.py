@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from fedtailor.core.errors import ConfigError, DataError, FedtailorError
-from fedtailor.deployment.conduct import write_offences
+from fedtailor.deployment.conduct import excluded_sites, read_offences, write_offences
 from fedtailor.deployment.envelope import Envelope
+from fedtailor.deployment.federation_folder import FederationFolder
 from fedtailor.deployment.mask_kinds import KINDS
 from fedtailor.deployment.mask_messages import NO_SHARE
+from fedtailor.deployment.membership import pause_site, resume_site
 from fedtailor.deployment.options import load_site
 from fedtailor.deployment.plan import read_plan
 from fedtailor.deployment.roster import read_roster
 from fedtailor.deployment.secure_sums import SecureSums
+from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.site_masks import SiteMasks
 from fedtailor.experiment.reader import read_run
 from fedtailor.privacy.masks.keys import read_bundles, write_bundles
@@ -410,8 +413,51 @@ def test_an_excluded_site_that_is_in_the_roster_is_named(tmp_path):
     world = make_world(tmp_path)
     offence = {"run": "0000", "round": 1, "stage": "train", "reason": "strange"}
     write_offences(world.path / "server", {"practice": [offence] * 3})
-    with pytest.raises(ConfigError, match="'practice' is in one of them only"):
+    with pytest.raises(ConfigError, match=r"'practice' is excluded .'fedtailor deploy allow"):
         world.serve()
+    assert not (world.path / "server" / "runs" / "0001").exists()
+
+
+def test_a_run_does_not_begin_without_a_site_that_is_paused(tmp_path):
+    world = make_world(tmp_path)
+    folder = FederationFolder(world.path / "server")
+    pause_site(folder, "practice")
+    with pytest.raises(ConfigError, match=r"'practice' is paused .'fedtailor deploy resume"):
+        world.serve()
+
+    resume_site(folder, "practice")
+    world.serve()
+
+
+def test_a_site_that_shows_its_scores_later_is_no_liar(tmp_path):
+    world = make_world(tmp_path)
+    site = world.path / "sites" / "practice" / "site.toml"
+    shown = site.read_text()
+    hidden = shown.replace(', "single"]', "]")
+    assert hidden != shown
+    site.write_text(hidden)
+
+    def make(sites):
+        answers = [site.answer for site in sites]
+        number = world.order.index("practice")
+        practice = world.path / "sites" / "practice"
+
+        def answer(request):
+            # The operator edits the file, and starts the site again.
+            if request.head.get("round") == 2 and site.read_text() == hidden:
+                site.write_text(shown)
+                answers[number] = DeployedSite(practice).answer
+                return answers[number](request)
+            return sites[number].answer(request)
+
+        answers[number] = answer
+        return FunctionTransport(answers)
+
+    result = world.serve(make)
+    assert site.read_text() == shown
+    assert not excluded_sites(world.path / "server")
+    assert not read_offences(world.path / "server")
+    assert result["rounds"] == 2
 
 
 @pytest.fixture(scope="module")

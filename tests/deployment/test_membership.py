@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 
+from fedtailor import __version__
 from fedtailor.core.errors import ConfigError
 from fedtailor.deployment import membership
 from fedtailor.deployment.federation_folder import FederationFolder, Registered
@@ -24,6 +25,7 @@ from fedtailor.deployment.membership import (
 from fedtailor.deployment.server import serve_rounds
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.experiment.folder import RunFolder
+from fedtailor.experiment.reader import read_run
 from marks import quick, slow
 from sites import (
     VALUES,
@@ -307,6 +309,42 @@ def test_a_site_that_cannot_join_costs_the_others_nothing(tmp_path):
     notes = [event for event in run.events if "does not join" in event.get("text", "")]
     assert [note["round"] for note in notes] == [2, 3, 5]
     assert "zoo" not in operator.asked and "(1, 5, 8)" in notes[0]["text"]
+
+
+def test_a_site_without_scores_does_not_join_where_scores_decide(tmp_path):
+    values = {
+        **VALUES,
+        "data": {"val_fraction": 0.2},
+        "federation": {"rounds": 3},
+        "evaluation": {"every": 1, "personalized_every": 1, "patience": 3},
+    }
+    world = World(tmp_path, names=(*NAMES, "zoo"), values=values)
+    world.write(lambda folder, site: write_arrays(folder, *DATA[site]))
+    FederationFolder(tmp_path / "server").remove("zoo")
+    options = tmp_path / "sites" / "zoo" / "site.toml"
+    options.write_text("share = []\n" + options.read_text())
+
+    operator = serve(world, [(1, "add", "zoo", "")])
+    events = read_run(tmp_path / "server" / "runs" / "0001").events
+    assert any("'zoo' does not share scores" in event.get("text", "") for event in events)
+    assert "zoo" not in operator.asked
+
+
+def test_a_site_can_be_added_beside_a_run_of_another_version(tmp_path):
+    world = world_of(tmp_path, "fedavg", LATE)
+
+    def kill(round):
+        raise Killed
+
+    operator = Operator(world)
+    operator.work = kill
+    with contextlib.suppress(Killed):
+        operator.serve()
+
+    plan = tmp_path / "server" / "runs" / "0001" / "plan.json"
+    plan.write_text(plan.read_text().replace(__version__, "99.0"))
+    do(operator.folder, "add", "zoo")
+    assert not joins_run(FederationFolder(operator.folder), "zoo")
 
 
 def test_the_name_of_a_site_that_left_is_not_given_again(tmp_path):

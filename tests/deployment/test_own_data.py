@@ -195,6 +195,8 @@ def test_names_of_classes_are_merged_in_their_order():
     assert merge_classes([("b", "a"), ("b", "a")]) == ("b", "a")
     assert merge_classes([("b",), ("a", "c")]) == ("a", "b", "c")
     assert merge_classes([("10", "9"), ("1",)]) == ("1", "9", "10")
+    assert merge_classes([("-1", "0"), ("-2",)]) == ("-2", "-1", "0")
+    assert merge_classes([("1", "2"), ("02", "01")]) == ("01", "1", "02", "2")
 
 
 @pytest.mark.parametrize(

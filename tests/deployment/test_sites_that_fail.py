@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from fedtailor.core.codec import decode, encode
+from fedtailor.core.errors import ConfigError
 from fedtailor.deployment.conduct import allow
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import SiteFailure
+from fedtailor.deployment.federation_folder import FederationFolder
+from fedtailor.deployment.membership import pause_site
 from fedtailor.deployment.site import DeployedSite
 from fedtailor.deployment.state import SiteState
+from fedtailor.experiment.reader import read_run
+from fedtailor.experiment.what_leaves import what_leaves_run
 from marks import quick
 from sites import (
     ABSENCES,
@@ -39,6 +44,22 @@ class Patient(FunctionTransport):
         if not self.arrived:
             time.sleep(0.01)
         return super().receive(seconds)
+
+
+def without_models_of(number):
+    """Return what makes a transport in which a site is away when personal models are made."""
+
+    def make(sites):
+        answers = [site.answer for site in sites]
+        last = answers[number]
+
+        def answer(request):
+            return None if request.head.get("kind") == "personalize" else last(request)
+
+        answers[number] = answer
+        return Patient(answers)
+
+    return make
 
 
 def world_of(path, name, **values):
@@ -365,3 +386,33 @@ def test_a_site_that_runs_out_of_memory_says_so_at_once(tmp_path, monkeypatch):
     assert [(event["round"], event["client"]) for event in events] == [(2, BAD)]
     assert "MemoryError" in events[0]["reason"]
     assert all(line["seconds"]["train"] < 30 for line in run.rounds)
+
+
+@pytest.mark.parametrize("new", [("practice",), ()])
+def test_nobody_waits_beyond_the_deadline_for_the_models_of_a_site(tmp_path, new):
+    training = len(DATA) - len(new)
+    federation = {"rounds": 1, "min_clients": training}
+    values = {**VALUES, "deploy": PATIENCE, "federation": federation}
+    world = World(tmp_path, values=values, new=new)
+    world.write(lambda folder, site: write_arrays(folder, *DATA[site]))
+
+    world.serve(without_models_of(2))
+    run = read_run(tmp_path / "server" / "runs" / "0001")
+    assert {event["client"] for event in run.events if event["kind"] == "absent"} == {2}
+
+
+def test_what_has_left_counts_a_site_that_is_away_at_the_end(tmp_path):
+    world = world_of(tmp_path, "fedavg")
+    world.serve(without_models_of(BAD))
+    sites = what_leaves_run(tmp_path / "server" / "runs" / "0001")["sites"]
+    assert [site["rounds"] for site in sites] == [4, 4, 4]
+    assert len({site["bytes"] for site in sites}) == 1
+
+
+def test_a_server_of_which_all_sites_are_paused_says_how_they_come_back(tmp_path):
+    world = world_of(tmp_path, "fedavg")
+    for name in world.names:
+        pause_site(FederationFolder(tmp_path / "server"), name)
+
+    with pytest.raises(ConfigError, match=r"clinic is paused .'fedtailor deploy resume"):
+        world.serve()

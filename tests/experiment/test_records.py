@@ -131,7 +131,7 @@ def test_what_is_no_run_folder_cannot_be_read(tmp_path):
     for name, words in {
         "nope": "there is no folder .*nope'",
         "emptty": "did you mean 'empty'",
-        "file": "there is no folder .*file'",
+        "file": "is a file, not the folder of a run",
         "empty": r"is not the folder of a run: it holds no experiment\.toml\.",
     }.items():
         with pytest.raises(DataError, match=words):

@@ -170,7 +170,7 @@ def test_a_search_writes_its_trials_once_and_chooses_by_validation_examples(fold
     best = max(trials, key=lambda trial: trial.validation_percent)
 
     capsys.readouterr()
-    assert main(["search", "small", "fedcr"], folder) == 0
+    assert main(["search", "small", "FedCR"], folder) == 0
     assert capsys.readouterr().out.endswith(f"1 rounds, {best.values}\n")
     assert main(["search", "small", "fedper"], folder) == 3
 

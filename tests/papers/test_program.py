@@ -118,6 +118,7 @@ def test_runs_near_the_printed_number_get_three_seeds(call, folder):
 
     call("run", "small", "1", "--column", "plain", "--method", "local")
     listed = call("run", "--close", "--list")
+    assert call("run", "SMALL", "--close", "--list") == call("run", "small", "--close", "--list")
     assert "local, seed 0: has a record" in listed and "local, seed 2: to run" in listed
 
 

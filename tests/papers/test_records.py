@@ -326,6 +326,11 @@ def test_records_that_cannot_be_compared_are_refused():
         with pytest.raises(DataError):
             difference(first, second, [ours, other])
 
+    # The records do not say which clients are the smallest.
+    smallest = make_cell("fedavg_ft", "smallest10")
+    with pytest.raises(DataError, match="no mean over all clients"):
+        difference(first, smallest, [ours, client_record(second, 0, SECOND[0])])
+
     # A run again would not help where no test examples belong to a client.
     complete = replace(second.printed[0].score, point="global_complete")
     second = replace(second, printed=(replace(second.printed[0], score=complete),))

@@ -157,7 +157,7 @@ def write_run(
         result = {
             "run": str(folder),
             "algorithm": algorithm,
-            "rounds": rounds,
+            "rounds": done,
             "seeds": [seed],
             "metrics": final,
         }

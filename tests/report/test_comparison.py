@@ -253,7 +253,8 @@ def test_lost_work_and_models_of_other_rounds_are_warnings(tmp_path):
     (paths[1] / "result.json").write_text(json.dumps(result))
     change_lines(paths[1], round=2)
     rounds = (paths[1] / "rounds.jsonl").read_text()
-    (paths[1] / "rounds.jsonl").write_text(rounds + rounds.replace("3", "2"))
+    last = rounds.replace('"round": 3', '"round": 9')
+    (paths[1] / "rounds.jsonl").write_text(rounds + rounds.replace("3", "2") + last)
     rounds, models, lost = compare(read_methods(paths)).warnings
     assert "rounds: 3 (a, c); 9 (b)." in rounds and "made: 3 (a, c); 2 (b)." in models
     assert lost.startswith("b: ") and "3 times" in lost

@@ -94,7 +94,7 @@ def test_other_folders_are_refused(tmp_path):
 def test_a_folder_of_runs_says_how_to_name_them(tmp_path):
     write_run(tmp_path / "b", SCORES)
     write_run(tmp_path / "a", SCORES)
-    with pytest.raises(DataError, match=f"holds 2 runs: name them, such as '{tmp_path / 'a'}'"):
+    with pytest.raises(DataError, match=f"holds 2 runs: name one, such as '{tmp_path / 'a'}'"):
         read_methods([tmp_path])
 
 

@@ -4,7 +4,7 @@ Beta minimizes the cross-validated loss of the classifier of the blended model (
 and Su 2024, "Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS). One
 decomposition per fold makes both covariances diagonal, so that any number of blends costs no
 further factorization. Nothing branches on data; everything runs under ``torch.func.vmap`` and in
-float64. The same search finds the weight of a blended class prior.
+float64.
 """
 
 from __future__ import annotations
@@ -305,36 +305,6 @@ def objective(
         losses = [fold.mean_loss(log_prior, part) for fold in folds]
         sums.append(torch.stack(losses).sum(0))
     return torch.cat(sums)
-
-
-def blend_frequencies(class_counts: Real[Tensor, "classes"]) -> Float64[Tensor, "classes"]:
-    """Blend class frequencies with equally likely classes, by leave-one-out cross-validation.
-
-    The weight w of the frequencies minimizes the cross-entropy of every example's class, given the
-    others: ``-sum_c n_c log(w (n_c - 1) / (n - 1) + (1 - w) / C)``, over the multiples of 2^-12. It
-    is 0 where nothing speaks for the frequencies, as with one example, and 1 only if every class
-    that is there has two examples.
-
-    Reference: Jelinek and Mercer 1980, "Interpolated estimation of Markov source parameters from
-    sparse data", in Pattern Recognition in Practice; there with held-out data.
-    """
-    counts = class_counts.double()
-    total = counts.sum()
-    num_classes = counts.shape[0]
-
-    # of all examples, and of the others as one example of the class sees them
-    frequencies = counts / total.clamp_min(1.0)
-    among_others = (counts - 1.0).clamp_min(0.0) / (total - 1.0).clamp_min(1.0)
-
-    def loss(weights: Tensor) -> Tensor:
-        w = weights[:, :1]
-        predicted = w * among_others + (1.0 - w) / num_classes  # (k, classes)
-        losses = torch.where(counts > 0, -counts * predicted.log(), 0.0)
-        return losses.sum(1)
-
-    (weight, _), _ = search_beta(loss, "single", like=counts)
-    equally_likely = torch.full_like(counts, 1.0 / num_classes)
-    return gaussian.blend(frequencies, equally_likely, weight)
 
 
 def search_beta(

@@ -29,9 +29,7 @@ Deviations (P: paper, C: released code; presets ``reference`` = C, ``paper`` = P
   decomposition per fold, and take the smallest beta of a tie.
 * The prior pi_i is that of C: class frequencies with 1e-4 added to each (P: frequencies). A class
   of which a client has no example yet is then nearly impossible, which costs much if the client has
-  few examples. ``prior`` offers two estimates of our own. The weight of ``blend`` is found by
-  leaving out one example at a time, from class counts alone: the folds of beta cannot find it,
-  since every class that is judged is also in the other half.
+  few examples. ``pseudo_count`` is our own.
 * ``prediction_prior`` = uniform is our own: it leaves pi_i out of the predictions of personal
   models, and only there, for balanced accuracy where classes are rare.
 * ``temperature`` t is our own: it weighs the log-likelihood in predictions, and only there.
@@ -84,7 +82,6 @@ from fedtailor.algorithms._beta_search import (
     Fold,
     FoldedExamples,
     GlobalGaussian,
-    blend_frequencies,
     find_beta,
     held_out_losses,
     make_folds,
@@ -180,10 +177,9 @@ class PFedFDA(GaussianClassifier[ClientState | tuple[()], Personal]):
     """Share of the mean variance in the local covariance, in place of cov_ridge and cov_offset, so
     that the scale of the features does not matter. oas: the share that suits the number of examples
     (oracle approximating shrinkage); 0: cov_ridge and cov_offset."""
-    prior: Literal["floor", "pseudo_count", "blend"] = "floor"
+    prior: Literal["floor", "pseudo_count"] = "floor"
     """The client's class prior. floor: its class frequencies, with prior_smoothing added to each;
-    pseudo_count: those with prior_smoothing more examples of every class; blend: a cross-validated
-    blend of its class frequencies and equally likely classes, then as floor."""
+    pseudo_count: those with prior_smoothing more examples of every class."""
     prior_smoothing: ft.PositiveFloat = 1e-4
     """Added to every class frequency of the prior; with pseudo_count, a number of examples of every
     class."""
@@ -320,8 +316,6 @@ class PFedFDA(GaussianClassifier[ClientState | tuple[()], Personal]):
         if self.prior == "pseudo_count":
             counts = class_counts.double() + self.prior_smoothing
             return counts / counts.sum()
-        if self.prior == "blend":
-            return gaussian.smooth_prior(blend_frequencies(class_counts), self.prior_smoothing)
         return gaussian.smooth_prior(class_counts, self.prior_smoothing)
 
     def _blend(

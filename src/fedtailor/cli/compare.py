@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedtailor.experiment.runner import RunJob
     from fedtailor.report.comparison import Comparison
 
-Format = Literal["table", "markdown", "latex", "csv"]
+FORMATS = ("table", "markdown", "latex", "csv")
 _ENDINGS = {"markdown": "md", "latex": "tex", "csv": "csv"}
 """Of the files in these formats."""
 KIND = "comparison"
@@ -71,7 +71,7 @@ def compare(
         typer.Option(metavar="NAME", help=f"Metric: one of {', '.join(CLIENT_METRICS)}."),
     ] = "accuracy",
     format_: Annotated[
-        Format,
+        str,
         typer.Option(
             "--format", metavar="NAME", help="What to print: table, markdown, latex or csv."
         ),
@@ -86,6 +86,7 @@ def compare(
     """
     paths = inputs or []
     failures: list[str] = []
+    find_name("format", format_, FORMATS, key="format", kind=UsageError)
 
     if algorithm:
         if len(paths) > 1:
@@ -201,7 +202,7 @@ def show_methods(
     against: str = "",
     point: str = "",
     metric: str = "accuracy",
-    format_: Format = "table",
+    format_: str = "table",
     json: bool = False,
     write_to: Path | None,
     failures: Sequence[str] = (),

@@ -16,7 +16,6 @@ from fedtailor.cli.options import (
     Named,
     NewFolder,
     argument,
-    check_is_new,
     number_option,
     read_assignments,
     refuse_two_data_sets,
@@ -25,6 +24,7 @@ from fedtailor.cli.options import (
     with_config_flags,
 )
 from fedtailor.cli.parsing import Command, make_group
+from fedtailor.cli.predict import check_out
 from fedtailor.cli.shell import Interrupted, print_json, print_result
 from fedtailor.core.errors import DataError, find_name, match_name
 from fedtailor.core.options import wrong_value
@@ -181,7 +181,7 @@ def embed_(
     from fedtailor.data.division import load_for
     from fedtailor.data.embedded_folder import write_embedded
 
-    check_is_new(out)
+    check_out(out)
     is_known = match_name(data, DATASETS) is not None and not os.path.exists(data)
     values = {"data.dataset" if is_known else "data.path": data, "data.encoder": encoder}
     values |= {key: value for key, value in named.items() if value}
@@ -234,7 +234,7 @@ def partition(
     if out and Path(out).suffix.lower() != ".json":
         raise wrong_value("--out", "a name that ends in .json", out)
 
-    check_is_new(out)
+    check_out(out)
     options = _options(_values(named, seed), read_assignments(set_))
     with CountLine() as preparation:
         division = divide(options, run_seed=0, report=preparation)
@@ -268,7 +268,7 @@ def plot(
     """Draw how data is divided: bubbles for the training examples of each client and class."""
     from fedtailor.cli.show.console import say
 
-    check_is_new(out)
+    check_out(out)
     picture = _draw(_options(_values(named, seed), read_assignments(set_)))
 
     from fedtailor.report.page.files import write_figure

@@ -34,7 +34,7 @@ def init(
 
     made = init_server(folder, host, port, Path(experiment) if experiment else None)
     certificate = made.path / KEYS / CERTIFICATE
-    server = f"{host}:{port}"
+    server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     record = {"folder": str(made.path), "certificate": str(certificate), "server": server}
     print_result(record, json, show_server, made.path, certificate, server)

@@ -21,6 +21,9 @@ def list_(
     json: Json = False,
 ) -> None:
     """List the algorithms, data sets, models, partitions, engines or metrics."""
+    if not kind:
+        raise UsageError(f"KIND is missing: one of {', '.join(KINDS)}.", key="kind")
+
     table = find_name("list", kind, KINDS, key="kind", kind=UsageError)
     if name and table != "algorithms":
         message = f"'{name}': only an algorithm can be shown alone, as in list algorithms ditto."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -22,6 +23,10 @@ class Command(TyperCommand):
     def __init__(self, *args: Any, params: Sequence[Any] = (), **settings: Any) -> None:
         """Add ``--debug`` to the parameters: :mod:`fedtailor.cli.shell` reads it."""
         super().__init__(*args, params=[*params, _debug_option()], **settings)
+        if self.help:
+            # Lines of the source are no lines of the terminal.
+            paragraphs = inspect.cleandoc(self.help).split("\n\n")
+            self.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command.

@@ -11,6 +11,7 @@ import typer
 from fedtailor.cli.options import Json, argument, check_is_new, number_option, text_option
 from fedtailor.cli.shell import print_json
 from fedtailor.core.errors import DataError
+from fedtailor.core.text import counted
 
 ClientName = Annotated[str, text_option("NAME", "Name or number of the client.")]
 RunSeed = Annotated[int | None, number_option("--seed", "Which of several seeds.")]
@@ -78,7 +79,7 @@ def predict(
     if not rows and sources.unreadable:
         count = len(sources.unreadable)
         first = sources.unreadable[0].reason
-        message = f"none of the {count} pictures can be read; the first: {first}"
+        message = f"none of {counted(count, 'picture')} can be read; the first: {first}"
         raise DataError(message, key="path", got=count)
 
     record = to_record(model, rows, columns)
@@ -87,6 +88,9 @@ def predict(
     text = to_json(record, indent=2) + "\n" if json else to_csv(model, rows, columns)
     if out:
         write_whole(Path(out), text)
+        if json:
+            told = {name: record[name] for name in ("unreadable", "notes")}
+            print_json({"out": out, "predictions": len(rows), **told})
     elif json:
         print_json(record)
     else:
@@ -100,8 +104,6 @@ def predict(
 
 def _summary(model: PersonalModel, rows: Sequence[Prediction], sources: Sources, out: str) -> str:
     """Return one line about all predictions: what a reader must know before using them."""
-    from fedtailor.core.text import counted
-
     where = f" in {out}" if out else ""
     facts = [counted(len(rows), "prediction") + where]
 

@@ -25,7 +25,15 @@ def resume(
     """
     from fedtailor.deployment.options import PLAN_FILE
     from fedtailor.experiment.config import load_config
-    from fedtailor.experiment.reader import COMPARISON_FILE, MEMBERS_FILE, holds_run, why_no_run
+    from fedtailor.experiment.reader import (
+        COMPARISON_FILE,
+        FOR_NEW_SITES,
+        MEMBERS_FILE,
+        SITE_DATA,
+        holds_run,
+        read_provenance,
+        why_no_run,
+    )
     from fedtailor.experiment.sweep_options import SWEEP_FILE
     from fedtailor.experiment.tracking import check_trackers
 
@@ -65,6 +73,12 @@ def resume(
             f"'{run}' is a run across sites: its server continues it. "
             f"fedtailor serve {shlex.quote(str(server))}"
         )
+        raise ConfigError(message, key="run", allowed="a run on this machine", got=run)
+
+    provenance = read_provenance(path)
+    if SITE_DATA in provenance or FOR_NEW_SITES in provenance:
+        made_by = "onboard or adapt" if SITE_DATA in provenance else "hand-over"
+        message = f"'{run}' was made by {made_by}: there is nothing to resume."
         raise ConfigError(message, key="run", allowed="a run on this machine", got=run)
 
     settings = load_config(path / "experiment.toml")

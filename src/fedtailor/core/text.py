@@ -23,6 +23,7 @@ the signs too."""
 
 _LONGEST_VALUE = 80
 """Most characters of a value in a message."""
+_WHOLE_NUMBER = re.compile("-?[0-9]{1,18}")
 NOTHING = "-"
 """Stands for a number that does not exist."""
 
@@ -151,3 +152,17 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
         groups[unicodedata.normalize("NFKC", folded).strip()].append(name)
 
     return [group for group in groups.values() if len(group) > 1]
+
+
+def sorted_classes(names: Iterable[str]) -> list[str]:
+    """Return names of classes in order: whole numbers in theirs, else sorted as text.
+
+    Example:
+        >>> sorted_classes(["10", "2", "-1"])
+        ['-1', '2', '10']
+    """
+    names = set(names)
+    if all(_WHOLE_NUMBER.fullmatch(name) for name in names):
+        # "1" and "01" are two names of one number.
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)

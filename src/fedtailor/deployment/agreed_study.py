@@ -10,10 +10,12 @@ from typing import Any
 from fedtailor.core.errors import ConfigError
 from fedtailor.core.reading import read_file
 from fedtailor.core.task import Task
+from fedtailor.deployment.audit import tally_of
 from fedtailor.deployment.options import SITE_FILE, load_federation, load_site
 from fedtailor.deployment.plan import LARGEST_PLAN, read_plan
 from fedtailor.deployment.policy import (
     SitePolicy,
+    Tally,
     leaves_examples_out,
     rates_and_amounts,
     study_settings,
@@ -26,7 +28,9 @@ from fedtailor.models import build_model
 _PLANS = 10
 """Starts of a study, because a server may begin again before all sites have answered."""
 _REQUESTS = 4
-"""Of a round, at most: to train, to score, to make personal models, and one that is repeated."""
+"""Of a round, mostly: to train, to score, to make personal models, and one more."""
+_MORE_REQUESTS = 10
+"""Of a study, beside these, such as where a round is tried again."""
 
 
 def allow_study(folder: Path, source: Path) -> SitePolicy:
@@ -38,9 +42,11 @@ def allow_study(folder: Path, source: Path) -> SitePolicy:
 
     Raises:
         ConfigError: the study names no model.
-        DataError: the plan is damaged.
+        DataError: the plan or the log of the site is damaged.
     """
-    policy = _policy_for(_study(source), load_site(folder).policy)
+    # What the site has answered in earlier studies counts against the totals of its policy.
+    earlier = tally_of(folder)
+    policy = _policy_for(_study(source), load_site(folder).policy, earlier)
     # What is as it is by default needs no line.
     default = dataclasses.asdict(SitePolicy())
     values = {
@@ -62,7 +68,7 @@ def _study(source: Path) -> Config:
     return resolved(config, make_algorithm(config), model_name=config.model.name)
 
 
-def _policy_for(config: Config, policy: SitePolicy) -> SitePolicy:
+def _policy_for(config: Config, policy: SitePolicy, earlier: Tally) -> SitePolicy:
     """Return a policy with the ranges, fields and numbers that a study needs."""
     algorithm = make_algorithm(config)
     used: dict[str, list[float]] = defaultdict(list)
@@ -81,8 +87,8 @@ def _policy_for(config: Config, policy: SitePolicy) -> SitePolicy:
         policy,
         **spans,
         whole_epochs=not leaves_examples_out(algorithm) and not weighs_classes,
-        plans=_PLANS,
-        rounds=_REQUESTS * config.schedule.rounds,
+        plans=earlier.plans + _PLANS,
+        rounds=earlier.rounds + _REQUESTS * config.schedule.rounds + _MORE_REQUESTS,
         counts=config.data.numbers != "standard",
         fields=tuple(sent),
         single_fields=tuple(single),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from fedtailor import __version__
 from fedtailor.core.errors import DataError, RunError
 from fedtailor.core.federation import Roster
 from fedtailor.core.task import Task
-from fedtailor.core.text import quoted
+from fedtailor.core.text import quoted, sorted_classes
 from fedtailor.data.build import refuse_knots_without_columns
 from fedtailor.data.column_summaries import ColumnSummaries, merge_summaries
 from fedtailor.data.columns import Columns
@@ -262,7 +262,10 @@ def ask_to_join(exchange: Exchange, agreement: Agreement, site: Registered) -> M
     except SiteLeftError:
         return None
 
-    return _member(site, described, counted, has_sums=False)
+    member = _member(site, described, counted, has_sums=False)
+    if plan.config.schedule.watches_validation:
+        _refuse_hidden_scores([member])
+    return member
 
 
 def merge_classes(sites: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -282,9 +285,7 @@ def merge_classes(sites: Sequence[Sequence[str]]) -> tuple[str, ...]:
     if len(names) > MOST_CLASSES:
         message = f"the sites have {len(names)} classes together, more than {MOST_CLASSES}."
         raise DataError(message, key="data.classes", allowed=MOST_CLASSES, got=len(names))
-    if all(name.isdecimal() for name in names):
-        return tuple(sorted(names, key=int))
-    return tuple(sorted(names))
+    return tuple(sorted_classes(names))
 
 
 class _Questions(NamedTuple):
@@ -704,11 +705,18 @@ def _check_agreement(agreement: Agreement) -> None:
 
     schedule.check_validation(roster.validates, roster.classes)
 
-    # A site without scores would make the choice blind.
-    silent = [member.name for member in agreement.members if "scores" not in member.share]
-    if schedule.watches_validation and silent:
-        message = f"validation scores are to decide, and site '{silent[0]}' does not share scores."
-        raise DataError(message, key="site.share", allowed="scores", got=silent[0])
+    if schedule.watches_validation:
+        _refuse_hidden_scores(agreement.members)
+
+
+def _refuse_hidden_scores(members: Iterable[Member]) -> None:
+    """Check that all sites share the scores that decide: without one, the choice would be blind."""
+    for member in members:
+        if "scores" not in member.share:
+            message = (
+                f"validation scores are to decide, and site '{member.name}' does not share scores."
+            )
+            raise DataError(message, key="site.share", allowed="scores", got=member.name)
 
 
 def _no_training_example() -> DataError:

@@ -180,6 +180,19 @@ def sent_lines(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("way") == "sent"]
 
 
+def tally_of(folder: Path) -> Tally:
+    """Return how much a site has answered so far.
+
+    Raises:
+        DataError: the log cannot be read.
+    """
+    tally = Tally()
+    for line in sent_lines(folder):
+        tally.count(line)
+
+    return tally
+
+
 def totals_of(sent: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return how often and when each thing was sent, and its bytes in all, in their order."""
     totals: dict[str, dict[str, Any]] = {}
@@ -208,8 +221,9 @@ def page(
         told: sentences about what noise has let pass of its training examples.
     """
     sent = sent_lines(folder)
-    trained = [line for line in sent if line.get("kind") == "train"]
-    rounds = {(line.get("run"), line.get("round")) for line in trained}
+    # A request that was refused can name anything as its round.
+    trained = [line for line in sent if line.get("kind") == "train" and "refused" not in line]
+    rounds = {(str(line.get("run")), str(line.get("round"))) for line in trained}
 
     # What was asked for and not answered is worth a look.
     reasons = [str(line["refused"]) for line in sent if "refused" in line]

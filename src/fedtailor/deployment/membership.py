@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtailor.core.atomic import write_json
-from fedtailor.core.errors import ConfigError
+from fedtailor.core.errors import ConfigError, DataError
 from fedtailor.core.history import Change, ChangeKind, History
 from fedtailor.core.reading import content_of, read_object
 from fedtailor.deployment.conduct import excluded_sites
@@ -337,7 +337,11 @@ def joins_run(folder: FederationFolder, name: str) -> bool:
     # It imports torch, which other commands do without.
     from fedtailor.deployment.plan import read_plan_of
 
-    return read_plan_of(run / PLAN_FILE).admits
+    # A run of another version, or of a method that is not here, cannot be continued here.
+    try:
+        return read_plan_of(run / PLAN_FILE).admits
+    except (ConfigError, DataError):
+        return False
 
 
 def _fewest_sites(run: Path) -> int:

@@ -86,7 +86,9 @@ class DeployOptions:
         """The address on which the server listens."""
         if self.listen:
             return self.listen
-        return "127.0.0.1" if self.host in ("localhost", "127.0.0.1", "::1") else "0.0.0.0"
+        if ":" in self.host:  # IPv6
+            return "::1" if self.host == "::1" else "::"
+        return "127.0.0.1" if self.host in ("localhost", "127.0.0.1") else "0.0.0.0"
 
     def __post_init__(self) -> None:
         check_options(self, owner="deploy")

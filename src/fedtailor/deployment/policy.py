@@ -303,6 +303,10 @@ def study_settings(config: Config) -> dict[str, Any]:
     }
 
 
+SENT_AGAIN = "an answer, sent again"
+"""What the log says is in an answer that the site had given before."""
+
+
 class Tally:
     """How much a site has answered: what its log says, by day."""
 
@@ -315,11 +319,28 @@ class Tally:
         kind = str(line.get("kind"))
         if line.get("way") != "sent" or not line.get("plan") or line.get("refused"):
             return
+        # The server learns nothing new from it.
+        if SENT_AGAIN in line.get("sizes", {}):
+            return
 
         day = str(line.get("time"))[:10]
         stage = _stage(kind)
         self._plans[stage, day].add(str(line["plan"]))
         self._rounds[day] += stage == "round"
+
+    @property
+    def rounds(self) -> int:
+        """How many answers of rounds there were in all."""
+        return self._rounds.total()
+
+    @property
+    def plans(self) -> int:
+        """How many plans the site has answered, of the stage with the most."""
+        by_stage: dict[str, set[str]] = defaultdict(set)
+        for (stage, _), plans in self._plans.items():
+            by_stage[stage] |= plans
+
+        return max(map(len, by_stage.values()), default=0)
 
     def check(self, policy: SitePolicy, kind: str, plan: str) -> None:
         """Check that a request may still be answered today.
@@ -343,7 +364,7 @@ class Tally:
 
         if stage == "round" and self._rounds[day] >= policy.rounds_a_day:
             raise _refusal(f"{policy.rounds_a_day} answers of rounds a day", "this is one more")
-        if stage == "round" and self._rounds.total() >= policy.rounds:
+        if stage == "round" and self.rounds >= policy.rounds:
             raise _refusal(f"{policy.rounds} answers of rounds in all", "this is one more")
 
 

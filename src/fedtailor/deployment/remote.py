@@ -20,7 +20,7 @@ from fedtailor.deployment.agreement import Agreement
 from fedtailor.deployment.conduct import Conduct
 from fedtailor.deployment.envelope import Envelope
 from fedtailor.deployment.exchange import Exchange, SiteFailure
-from fedtailor.deployment.limits import LONGEST_METRIC_NAME, MOST_STEPS
+from fedtailor.deployment.limits import LONGEST_METRIC_NAME, MOST_EXAMPLES, MOST_STEPS
 from fedtailor.deployment.mask_kinds import SumFailedError
 from fedtailor.deployment.masked_sum import MaskedSum
 from fedtailor.deployment.packing import VALUE_PROBLEMS, pack_download, unpack_upload
@@ -156,7 +156,7 @@ class RemoteClients:
         question = _Question(request, self._pack(shared), clients, round)
         if self._sums is None:
             read = partial(self._train_reply, request=request, round=round)
-            replies = self._replies(question, read)
+            replies = self._replies(question, read, needed=self._needed)
         else:
             assert reduction is not None
             replies = self._trained_in_sum(question, request, reduction)
@@ -269,7 +269,10 @@ class RemoteClients:
             return reply
 
         blobs = dict.fromkeys(masked.asked, masked.blobs)
-        replies = dict(self._replies(question, add, blobs, needed=masked.needed))
+        needed = masked.needed
+        if isinstance(question.request, TrainRequest):
+            needed = max(needed, self._needed)
+        replies = dict(self._replies(question, add, blobs, needed=needed))
         for client, reply in replies.items():
             if isinstance(reply, Failure):
                 masked.answers[client] = reply
@@ -305,7 +308,9 @@ class RemoteClients:
 
         def read(client: int, answer: Envelope) -> Scores | None:
             scores = self._out(client, answer, {"scores"})["scores"]
-            if self._sums is not None and scores == () and not isinstance(scores, Scores):
+            if self._sums is not None and not isinstance(scores, Scores) and scores == ():
+                return None
+            if not self._members[client].counts_known:
                 return None
             return self._check_scores(client, scores, rank=request.rank)
 
@@ -319,13 +324,21 @@ class RemoteClients:
             summed = self._ask_for_sum(question, read, cohort=cohort, others=single)
             replies = summed.replies.items()
         else:
-            replies = self._replies(question._replace(clients=single), read)
+            needed = self._needed_scores(single) if len(single) == len(clients) else 0
+            replies = self._replies(question._replace(clients=single), read, needed=needed)
 
         for client, reply in replies:
             if reply is not None:
                 yield client, reply
         if summed is not None:
             yield summed.lowest, summed.report
+
+    def _needed_scores(self, clients: Sequence[int]) -> int:
+        """Return how many of the sites that are scored must answer.
+
+        If all sites that train gave no answer, the run would end. It goes on without new ones.
+        """
+        return int(any(client < self._plan.population for client in clients))
 
     def _sharing(self, clients: Sequence[int], *, single: bool) -> list[int]:
         """Return the sites that share scores, or those that show them site by site."""
@@ -356,14 +369,15 @@ class RemoteClients:
         """Have some sites make and score their personal models."""
         read = partial(self._personalize_reply, request=request)
         question = _Question(request, self._pack(shared), clients, round)
+        needed = self._needed_scores(clients)
         cohort = self._in_sums(clients)
         if not cohort:
-            yield from self._replies(question, read)
+            yield from self._replies(question, read, needed=needed)
             return
 
         # Without a sum, sites make their models all the same.
         summed = self._ask_for_sum(question, read, cohort=cohort, others=clients)
-        replies = summed.replies or dict(self._replies(question, read))
+        replies = summed.replies or dict(self._replies(question, read, needed=needed))
         sums: ReportSums | None = summed.report
         for client, reply in replies.items():
             if isinstance(reply, PersonalizeReply):
@@ -376,7 +390,8 @@ class RemoteClients:
         question: _Question,
         read: Callable[[int, Envelope], Reply],
         blobs: Mapping[int, Mapping[str, bytes]] = {},
-        needed: int = 0,
+        *,
+        needed: int,
     ) -> Iterator[tuple[int, Reply | Failure]]:
         """Ask some sites, and yield what each has answered, or why that cannot be used.
 
@@ -386,7 +401,7 @@ class RemoteClients:
             question: to them.
             read: returns what an answer says, or raises an error.
             blobs: what else some of them receive.
-            needed: answers that are waited for, beside those that every request needs.
+            needed: answers that are waited for, however long that takes.
         """
         excluded = {**self._exchange.away(), **self._conduct.excluded()}
         requests = {}
@@ -394,10 +409,9 @@ class RemoteClients:
             if client not in excluded:
                 requests[client] = self._message(question, client, blobs.get(client, {}))
 
-        # A deployment waits for these sites, however long that takes.
         answers: Mapping[int, Envelope | SiteFailure] = {}
-        needed = min(max(self._needed, needed), len(requests))
         if requests:
+            needed = min(needed, len(requests))
             answers = self._exchange.ask(requests, needed=needed, accept=answers_to(requests))
 
         for client in question.clients:
@@ -438,7 +452,9 @@ class RemoteClients:
 
     def _out(self, client: int, answer: Envelope, keys: set[str]) -> Mapping[str, Any]:
         member = self._members[client]
-        counts = (member.num_test, member.num_val)
+        counts = [member.num_test, member.num_val]
+        if not member.counts_known:
+            counts = [MOST_EXAMPLES] * 2
         size = largest_answer(self._messages, self._num_classes, counts)
         out = from_blob(answer.blobs.get("out", b""), self._modules, size=size)
         if not isinstance(out, Mapping) or set(out) != keys:
@@ -471,7 +487,10 @@ class RemoteClients:
         if scores != () or isinstance(scores, Scores):
             if not request.evaluate:
                 raise DataError("the scores were not asked for.", key="scores")
-            scores = self._check_scores(client, scores, rank=request.rank)
+            if self._members[client].counts_known:
+                scores = self._check_scores(client, scores, rank=request.rank)
+            else:
+                scores = ()
 
         if not with_upload:
             return TrainReply(round, request.attempt, {}, metrics, scores, flaw, num_bytes=0)
@@ -489,6 +508,8 @@ class RemoteClients:
         allowed = {"clients", "validation"} if request.validate else {"clients"}
         if not isinstance(test_sets, Mapping) or not set(test_sets) <= allowed:
             raise wrong("scores", "scores by test set", "something else")
+        if not self._members[client].counts_known:
+            test_sets = {}
 
         scores = {}
         for name, value in test_sets.items():

@@ -44,6 +44,7 @@ from fedtailor.deployment.federation_folder import (
     RUNS,
     SERVING_FILE,
     FederationFolder,
+    Registered,
     check_enough,
     read_attendance,
     write_attendance,
@@ -122,18 +123,53 @@ def _begin(
     """Agree with the sites that are registered and not paused."""
     while True:
         # An excluded site could keep a run from beginning.
-        excluded = excluded_sites(folder)
-        sites = []
-        for site in FederationFolder(folder).sites():
-            if site.name not in excluded and not site.paused:
-                sites.append(site)
+        away = _away(folder)
+        registered = FederationFolder(folder).sites()
+        sites = [site for site in registered if site.name not in away]
 
-        check_enough(sites)
+        check_enough(registered)
+        _refuse_all_away(registered, away)
+        if file.config.privacy.secure_sums:
+            _refuse_missing(registered, away)
+
         exchange = connect([site.name for site in sites])
         with suppress(SiteLeftError):
             if before is not None:
                 return agree_to_continue(exchange, file, sites, before.plan)
             return agree(exchange, file, sites)
+
+
+def _away(folder: Path) -> dict[str, str]:
+    """Return the registered sites that are not asked to begin, and how each comes back."""
+    away = {}
+    for name in excluded_sites(folder):
+        away[name] = f"excluded ('fedtailor deploy allow {folder} {name}')"
+    for site in FederationFolder(folder).sites():
+        if site.paused:
+            away[site.name] = f"paused ('fedtailor deploy resume {folder} {site.name}')"
+
+    return away
+
+
+def _refuse_all_away(sites: Sequence[Registered], away: Mapping[str, str]) -> None:
+    """Check that a site that trains can be asked."""
+    training = [site.name for site in sites if not site.new]
+    if all(name in away for name in training):
+        reasons = ", ".join(f"{name} is {away[name]}" for name in training)
+        raise ConfigError(f"no site that trains takes part: {reasons}.", key="sites")
+
+
+def _refuse_missing(sites: Sequence[Registered], away: Mapping[str, str]) -> None:
+    """Check that all sites that are in secure sums take part: all others trust a list of them."""
+    for site in sites:
+        if site.name in away and not site.new:
+            raise ConfigError(
+                f"secure sums are over all sites that train, and '{site.name}' is "
+                f"{away[site.name]}. Or remove it; then a new roster ('fedtailor deploy roster') "
+                "must be trusted by all sites.",
+                key="sites",
+                got=site.name,
+            )
 
 
 def _exchange(
@@ -414,8 +450,9 @@ def _secure_sums(
     if others:
         raise ConfigError(
             f"the roster and this run do not have the same sites ('{others[0]}' is in one of them "
-            "only). A site that was excluded must be allowed again or removed; then a new roster "
-            "('fedtailor deploy roster') must be trusted by all sites, and a new run begin.",
+            "only): sites were added or removed while the run began. A new roster ('fedtailor "
+            "deploy roster') must be trusted by all sites, and a new run begin: move "
+            f"'{path}' away.",
             key="sites",
             got=others[0],
         )

@@ -33,7 +33,7 @@ from fedtailor.deployment.limits import MOST_SITES
 from fedtailor.deployment.mask_kinds import KINDS
 from fedtailor.deployment.options import SiteOptions, load_site
 from fedtailor.deployment.plan import DeploymentPlan, other_version, read_plan
-from fedtailor.deployment.policy import study_settings
+from fedtailor.deployment.policy import SENT_AGAIN, study_settings
 from fedtailor.deployment.shared_verdicts import SHARE, verdict_of
 from fedtailor.deployment.site_data import (
     describe_dataset,
@@ -88,7 +88,7 @@ class DeployedSite:
         self._audit.add("received", request, sizes, plan=plan)
         if self._last is not None and self._last[0] == request:
             answer = self._last[1]
-            sizes = {"an answer, sent again": sum(map(len, answer.blobs.values()))}
+            sizes = {SENT_AGAIN: sum(map(len, answer.blobs.values()))}
         else:
             answer, sizes = self._answer_or_refuse(request)
 
@@ -115,7 +115,10 @@ class DeployedSite:
 
     def _answer_or_refuse(self, request: Envelope) -> tuple[Envelope, dict[str, int]]:
         """Return an answer, and what is in it with the number of bytes."""
-        log.info("request: %s, round %s", request.head.get("kind"), request.head.get("round", "-"))
+        # Nothing has checked what the server says: it must not write lines of its own.
+        kind = one_line(f"{request.head.get('kind')!s:.40}")
+        round = one_line(f"{request.head.get('round', '-')!s:.20}")
+        log.info("request: %s, round %s", kind, round)
         try:
             envelope, sizes = self._to_envelope(request, self._answer(request))
             self._last = (request, envelope)

@@ -36,6 +36,7 @@ from fedtailor.core.reading import (
     read_lines,
     read_object,
 )
+from fedtailor.core.text import counted
 
 SCHEMA_VERSION = 3
 """Of the records. A folder of another version is refused."""
@@ -74,7 +75,10 @@ def holds_run(path: Path) -> bool:
 def why_no_run(path: Path) -> str:
     """Return in a sentence why ``path`` is no run folder."""
     if os.path.isdir(path):
-        return f"'{path}' is not the folder of a run: it holds no {CONFIG_FILE}."
+        why = f"'{path}' is not the folder of a run: it holds no {CONFIG_FILE}."
+        return why + name_runs(path)
+    if os.path.lexists(path):
+        return f"'{path}' is a file, not the folder of a run."
 
     # A misspelt name, most often.
     folders: list[str] = []
@@ -83,6 +87,17 @@ def why_no_run(path: Path) -> str:
 
     hint = did_you_mean(path.name, folders) or "."
     return f"there is no folder '{path}'{hint}"
+
+
+def name_runs(path: Path) -> str:
+    """Return how to name the runs in a folder of several, such as that of a comparison."""
+    try:
+        folders = list_runs(path) if (path / COMPARISON_FILE).is_file() else sorted(path.iterdir())
+    except (OSError, DataError):
+        return ""
+
+    runs = [folder for folder in folders if holds_run(folder)]
+    return f" It holds {counted(len(runs), 'run')}: name one, such as '{runs[0]}'." if runs else ""
 
 
 def site_data_of(records: RunRecords) -> list[str]:
@@ -224,7 +239,10 @@ class RunRecords:
 
         seeds = ", ".join(map(str, self.seeds)) or str(self.config.get("seed"))
         if seed is None:
-            message = f"'{self.path}' holds a run with the seeds {seeds}: say which one is meant."
+            message = (
+                f"'{self.path}' holds a run with the seeds {seeds}: say which one is meant, such "
+                f"as --seed {seeds.split(',')[0]}."
+            )
             raise ConfigError(message, key="seed", allowed=list(self.seeds), got=seed)
 
         raise wrong_value("seed", f"one of those that '{self.path}' holds ({seeds})", seed)
@@ -431,8 +449,12 @@ def is_running(path: Path) -> bool:
     return status["state"] == "running" and lives(status.get("process"))
 
 
-def refuse_inside_run(path: Path) -> None:
+def refuse_inside_run(path: Path, option: str = "--out") -> None:
     """Check that nothing is written into the folder of a finished run.
+
+    Args:
+        path: to be written.
+        option: that names it.
 
     Raises:
         ConfigError: the path is a run folder, or lies in one.
@@ -443,9 +465,11 @@ def refuse_inside_run(path: Path) -> None:
         if holds_run(folder):
             message = (
                 f"'{path}' lies in the folder of a run, '{folder}', which stays as it is: choose "
-                "another --out."
+                f"another {option}."
             )
-            raise ConfigError(message, key="out", allowed="a path outside of runs", got=str(path))
+            raise ConfigError(
+                message, key=option.lstrip("-"), allowed="a path outside of runs", got=str(path)
+            )
 
 
 def _read_status(path: Path) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,7 +109,7 @@ def run(
 
         with exclusive(path):
             result = None
-            if len(config.seeds) > 1 and begun is not None and begun.seeds == config.seeds:
+            if len(config.seeds) > 1 and _has_all_seeds(path, config.seeds, begun):
                 _refuse_other_inputs(path / f"seed-{config.seeds[0]}", first, split)
                 result = _finished_result(path, progress, baselines_of=first)
 
@@ -118,6 +118,13 @@ def run(
                 result = run_all(resolved, first, path, watch)
 
             return _with_verdicts(result, resolved, path)
+
+
+def _has_all_seeds(path: Path, seeds: Sequence[int], begun: Config | None) -> bool:
+    """Return whether the folder of several seeds is that of these, and holds the run of each."""
+    if begun is None or begun.seeds != seeds:
+        return False
+    return all((path / f"seed-{seed}" / "result.json").is_file() for seed in seeds)
 
 
 class Watch(NamedTuple):

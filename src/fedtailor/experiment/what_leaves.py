@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,25 +198,26 @@ def _across_sites(records: RunRecords) -> dict[str, Any]:
 
 
 def _sites(records: RunRecords, most_bytes: int) -> list[dict[str, Any]]:
-    """Return what each site of a run has sent: in how many rounds, and what it shares."""
-    silent = {
-        (event["round"], event["client"])
-        for event in records.events
-        if event["kind"] in ("absent", "failed") and {"round", "client"} <= event.keys()
-    }
+    """Return what each site of a run has sent: in how many rounds, and what it shares.
+
+    A site that did not answer in time may have sent its upload all the same, so it counts.
+    """
+    attempts: Counter[int] = Counter()
+    for event in records.events:
+        if "round" in event:
+            attempts[event["round"]] = max(attempts[event["round"]], event.get("attempt", 0) + 1)
+
     sites = []
     with content_of(records.path / PROVENANCE_FILE):
         for number, site in enumerate(records.provenance["sites"]):
-            rounds = sum(
-                number in line["cohort"] and (line["round"], number) not in silent
-                for line in records.rounds
-            )
+            rounds = [line["round"] for line in records.rounds if number in line["cohort"]]
+            uploads = sum(max(attempts[round], 1) for round in rounds)
             sites.append(
                 {
                     "site": str(site["name"]),
                     "new": bool(site["new"]),
-                    "rounds": rounds,
-                    "bytes": rounds * most_bytes,
+                    "rounds": len(rounds),
+                    "bytes": uploads * most_bytes,
                     "shares": list(site["share"]),
                     "examples": _num_examples(site),
                 }
@@ -333,7 +335,13 @@ def _by_site(sites: Sequence[Mapping[str, Any]]) -> list[str]:
         examples = "not known" if site["examples"] is None else f"{site['examples']:,}"
         rows.append([name, *counts, examples, shares])
 
-    columns = ["site", "rounds", "bytes of uploads, at most", "examples", "shares beside them"]
+    columns = [
+        "site",
+        "rounds asked",
+        "bytes of uploads, at most",
+        "examples",
+        "shares beside them",
+    ]
     sentence = (
         "By site, from the records of the server. The log of each site says it message by message: "
         "`fedtailor site leaves FOLDER`."

@@ -100,6 +100,10 @@ def _unfinished(methods: Sequence[Method]) -> Iterator[str]:
             which = f"{_seeds(open_seeds)} ({', '.join(states)})"
             yield f"{method.label} has not finished {which}: left out."
 
+        lost = [seed for seed in method.seeds if seed not in method.runs]
+        if method.runs and lost:
+            yield f"{method.label} has no folder of {_seeds(lost)}: left out."
+
 
 def _without_scores(
     finished: Sequence[Method], scores: Scores, metric: str, point: str

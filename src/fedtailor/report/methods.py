@@ -17,6 +17,7 @@ from fedtailor.experiment.reader import (
     RunRecords,
     holds_run,
     list_runs,
+    name_runs,
     read_run,
     why_no_run,
 )
@@ -35,6 +36,8 @@ class Method:
     """The configuration of the first run; of the folder, if no run has begun."""
     runs: Mapping[int, RunRecords]
     """The runs by seed, finished or not."""
+    seeds: Sequence[int] = ()
+    """Those of the configuration, if there are several."""
 
     @property
     def finished(self) -> dict[int, RunRecords]:
@@ -81,7 +84,8 @@ def read_methods(paths: Sequence[str | Path]) -> list[Method]:
             by_seed = _runs_by_seed(run)
             config = next(iter(by_seed.values()), run).config
             _check_name(config, run)
-            methods.append(Method(label="", path=run.path, config=config, runs=by_seed))
+            seeds = run.config.get("seeds", ())
+            methods.append(Method("", run.path, config, by_seed, seeds))
 
     labels = label_methods([method.config for method in methods])
     return [replace(method, label=label) for method, label in zip(methods, labels, strict=True)]
@@ -151,23 +155,13 @@ def _run_folders(path: Path) -> list[Path]:
 
     if not os.path.isfile(path / COMPARISON_FILE):
         raise DataError(
-            f"'{path}' is neither the folder of a run nor that of a comparison.{_name_runs(path)}",
+            f"'{path}' is neither the folder of a run nor that of a comparison.{name_runs(path)}",
             path=path,
             allowed=f"a folder that holds experiment.toml or {COMPARISON_FILE}",
         )
 
     # The others have not begun.
     return [folder for folder in list_runs(path) if holds_run(folder)]
-
-
-def _name_runs(path: Path) -> str:
-    """Return how to name the runs in a folder of several, such as that of the demo."""
-    try:
-        runs = [folder for folder in sorted(path.iterdir()) if holds_run(folder)]
-    except OSError:
-        return ""
-
-    return f" It holds {len(runs)} runs: name them, such as '{runs[0]}'." if runs else ""
 
 
 def _runs_by_seed(run: RunRecords) -> dict[int, RunRecords]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedtailor.core.errors import DataError
 from fedtailor.core.metrics import CLIENT_METRICS, ClientGroup
-from fedtailor.core.reading import content_of, read_object
+from fedtailor.core.reading import content_of, damaged, read_object
 from fedtailor.experiment.reader import RunRecords
 from fedtailor.report.methods import Method
 from fedtailor.report.statistics import mean
@@ -228,7 +228,35 @@ def _read_seed(run: RunRecords) -> SeedRecords:
             elif line["test_set"] == "clients":
                 _add_scores(records, line, final_rounds)
 
+    _refuse_lost_lines(records, final_rounds)
     return records
+
+
+def _refuse_lost_lines(
+    records: SeedRecords, final_rounds: Mapping[tuple[ClientGroup, str], int]
+) -> None:
+    """Check that the files of a finished run have as many rounds and scores as its result says.
+
+    Raises:
+        DataError: lines were lost, such as in a copy.
+    """
+    run = records.run
+    # Joint records of folds have no rounds, and sums of sites no single scores.
+    if run.result is None or "folds" in run.result or run.is_across_sites:
+        return
+
+    rounds = int(run.result.get("rounds", 0))
+    done = max((int(line["round"]) for line in run.rounds), default=0)
+    if done < rounds:
+        raise damaged(run.path / "rounds.jsonl", f"it has {done} of {rounds} rounds")
+
+    for (group, point), round in final_rounds.items():
+        evaluation = run.result[_KEYS[group]][point]
+        scored = int(evaluation.get("clients", {}).get("evaluated", 0))
+        found = len(records.all_scores.get((group, point), {}))
+        if found < scored:
+            reason = f"it has the scores of {found} of {scored} clients after round {round}"
+            raise damaged(run.path / "clients.jsonl", reason)
 
 
 def _rounds_of_final_models(run: RunRecords) -> dict[tuple[ClientGroup, str], int]:

@@ -6,7 +6,9 @@ import functools
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedtailor.core import tree
 from fedtailor.core.engine import Engine, Failure
@@ -33,6 +35,8 @@ _PADDED = (
     "batch.weight)` for means over a batch, and `data.info`, `data.train.weight` or "
     "`data.val.weight` instead of the number of rows, which depends on the engine"
 )
+_TRAINING = ("local_update", "onboard", "personalize")
+"""The methods that train."""
 _SHARED = (
     "Something is shared between clients: return what a client keeps as ClientUpdate.state, and "
     "what the server keeps from aggregate; attributes, globals and class variables are shared by "
@@ -169,7 +173,11 @@ def check_randomness(case: Case) -> str | None:
 
 
 def check_seed(case: Case) -> str | None:
-    """Another seed gives other models."""
+    """Another seed gives other models, if models are trained."""
+    steps = case.spied.observed.steps
+    if not any(taken for method in _TRAINING for _, taken in steps[method]):
+        return None
+
     models = case.base().reports[-1].personal
     others = case.run(Exposed(), seed=4).reports[-1].personal
     for client, personal in models.items():
@@ -200,6 +208,22 @@ def check_attributes(case: Case) -> str | None:
 
 
 def _equal(first: Any, second: Any) -> bool:
+    """Return whether a value is equal to its copy from before the runs."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, np.ndarray):
+        return np.array_equal(first, second)
+    if isinstance(first, list | tuple):
+        pairs = zip(first, second, strict=False)
+        return len(first) == len(second) and all(_equal(one, other) for one, other in pairs)
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(_equal(first[key], second[key]) for key in first)
+
+    # A copy of an object without an equality of its own is another one: its attributes count.
+    if getattr(type(first), "__eq__", None) is object.__eq__ and hasattr(first, "__dict__"):
+        return first is second or _equal(vars(first), vars(second))
     try:
         return bool(first == second)
     except Exception:  # comparing a user's values may raise anything

@@ -196,6 +196,11 @@ def assert_close(
     """
     _assert_same_structure(first, second)
     for path, leaf in first.items():
+        if not leaf.is_floating_point():
+            if not torch.equal(leaf, second[path]):
+                raise Disagreement(f"{path} differs")
+            continue
+
         # Rounding grows with the largest numbers of a tensor.
         scale = max(1.0, float(leaf.abs().max())) if leaf.numel() else 1.0
         if not torch.allclose(leaf, second[path], rtol=0, atol=tolerance * scale):

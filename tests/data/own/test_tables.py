@@ -323,7 +323,8 @@ def test_columns_that_are_left_out_are_not_looked_at(tmp_path):
     parquet = write_parquet(tmp_path / "e", "a", {"when": dates, "c": [1, 2], "label": ["x", "y"]})
     assert read(parquet)[0] is None
     assert read(parquet, leave_out=("when",))[0].x.tolist() == [[1], [2]]
-    assert "'x'" in " ".join(read(parquet, leave_out=("when", "x"))[1].notes)
+    unknown = read(parquet, leave_out=("when", "whem"))[1].problems[0]
+    assert unknown.kind == "unknown_left_out" and "did you mean 'when'" in unknown.message
 
 
 def test_other_encodings_of_spreadsheets_are_read(tmp_path):

@@ -159,6 +159,7 @@ SECTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "unseen_category": "categories that no training example has",
             "no_values": "rows without the value of any feature, in tables to predict",
             "unused_column": "columns of tables of images that are not used",
+            "unknown_left_out": "names in `data.leave_out` that no table has as a column",
             "mixed_column": "columns with both numbers and text, which are categories",
             "identifier": "features called like an identifier, such as `patient_id`",
         },

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedtailor.core.errors import WARNING, DataError
-from fedtailor.core.text import escaped, listed
+from fedtailor.core.text import escaped, listed, sorted_classes
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
 from fedtailor.data.files import Report, to_nobody
@@ -36,7 +36,7 @@ _SHOWN = 3
 
 _TOLD_BY_RUNS = (
     *("unit_differs", "value_means_missing", "empty_at_site", "many_numbers", "few_examples"),
-    *("one_class_site", "empty_site", *DUPLICATE_KINDS),
+    *("one_class_site", "empty_site", "unknown_left_out", *DUPLICATE_KINDS),
 )
 """Problems that a run repeats in full."""
 _MOST_TOLD = 10
@@ -200,7 +200,7 @@ def _read_images(
         return None
 
     where = [layout.pictures[row].where for row in read.rows]
-    class_names = sorted({file.label for file in where})
+    class_names = sorted_classes(file.label for file in where)
     for name in sorted(set(layout.classes).difference(class_names)):
         message = "No image of this class can be read; the class is left out."
         findings.add("empty_class", message, path=name)

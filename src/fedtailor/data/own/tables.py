@@ -156,7 +156,8 @@ def read_tables(
     left_out = tuple(map(escaped, options.leave_out))
     tables = _read_files(files, sought, findings, digests)
     _refuse_unknown_columns(options.missing_values, tables)
-    _note_unknown_columns(left_out, tables, findings)
+    if columns is None:
+        _warn_of_unknown_columns(left_out, tables, findings)
     label = label or guess_label(tables, (group, *left_out), findings) or ""
     if columns is not None:
         # Rows are marked for training and testing as in the training tables.
@@ -230,14 +231,16 @@ def read_tables(
     )
 
 
-def _note_unknown_columns(
+def _warn_of_unknown_columns(
     names: Sequence[str], tables: Sequence[Table], findings: Findings
 ) -> None:
-    """Add a note on columns to leave out that no table has: they may be misspelled."""
-    there = {name for table in tables for name in table.names}
-    unknown = [name for name in names if name not in there]
-    if unknown:
-        findings.note(f"No table has a column {listed(unknown)} (data.leave_out).")
+    """Warn of columns to leave out that no table has: what was meant stays a feature."""
+    there = sorted({name for table in tables for name in table.names})
+    for name in names:
+        if name not in there:
+            hint = did_you_mean(name, there) or "."
+            message = f"No table has a column {quoted(name)} (data.leave_out){hint}"
+            findings.add("unknown_left_out", f"{message} Nothing is left out for it.")
 
 
 def _refuse_unknown_columns(names: Iterable[str], tables: Sequence[Table]) -> None:

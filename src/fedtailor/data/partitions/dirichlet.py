@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtailor.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from fedtailor.core.text import counted
 from fedtailor.data.dataset import Annotations
 from fedtailor.data.partitions.base import Partition, as_text, hand_out, positions_by_value
 
@@ -93,7 +94,8 @@ def draw_shares(
     # Too few examples for any draw.
     rows = sum(map(len, by_class))
     needed = rule.min_size * rule.clients
-    least = f"at least {as_text(rule.min_size)} examples{where} for each of {rule.clients} clients"
+    clients = counted(rule.clients, "client")
+    least = f"at least {as_text(rule.min_size)} examples{where} for each of {clients}"
     if needed > rows:
         raise partition.impossible(f"{least}, together {as_text(needed)}", str(rows))
 

@@ -38,7 +38,7 @@ def check_figures_folder(folder: Path) -> None:
     Raises:
         ConfigError: it exists or lies in a run folder.
     """
-    refuse_inside_run(folder)
+    refuse_inside_run(folder, "--figures")
     if os.path.lexists(folder):
         raise wrong_value("--figures", "a new folder", str(folder))
 
