@@ -11,6 +11,7 @@ from fedtailor.cli.options import read_assignments
 from fedtailor.core.errors import ConfigError
 from fedtailor.experiment import leaderboard
 from fedtailor.experiment.leaderboard import REPETITIONS, VERSION, Cell
+from fedtailor.report import leaderboard_page
 from fedtailor.report.charts import picture
 from fedtailor.report.leaderboard import (
     BASELINES,
@@ -270,6 +271,13 @@ def test_cells_of_another_protocol_are_missing(two_federations):
     assert missing_cells(two_federations)["digits"]["ditto"] == 1
     page = page_of(two_federations, "a.png", "records.md")
     assert "1 of the missing cells have a record of another protocol" in page
+
+
+def test_a_complete_page_says_that_nothing_is_missing(two_federations, monkeypatch):
+    monkeypatch.setattr(leaderboard_page, "missing_cells", lambda records: {"digits": {}})
+    page = page_of(two_federations, "a.png", "records.md")
+    assert "cells are measured**: [what they took](#what-is-missing)" in page
+    assert "Nothing. All cells took" in page and "The missing ones" not in page
 
 
 def test_missing_hours_follow_from_the_same_method_elsewhere(two_federations):

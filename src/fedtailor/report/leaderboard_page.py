@@ -299,16 +299,27 @@ def _what_is_there(records: Mapping[str, Record]) -> str:
     missing = missing_cells(records)
     total = len(METHODS) * REPETITIONS * len(FEDERATIONS)
     there = total - sum(sum(methods.values()) for methods in missing.values())
+    measured = f"**{there:,} of {total:,} cells are measured so far**: [what is missing]"
+    if there == total:
+        measured = f"**All {total:,} cells are measured**: [what they took]"
     return (
         f"{len(METHODS)} methods on the same federations, {REPETITIONS} repetitions each, with "
-        f"options that validation examples choose among at most {TRIALS} combinations. **{there} "
-        f"of {total} cells are measured so far**: [what is missing](#what-is-missing)."
+        f"options that validation examples choose among at most {TRIALS} combinations. "
+        f"{measured}(#what-is-missing)."
     )
 
 
 def _what_is_missing(records: Mapping[str, Record]) -> Iterator[str]:
     """Yield how long the missing cells take, and which they are."""
     spent = sum(map(seconds_of, records.values()))
+    missing = missing_cells(records)
+    if not any(missing.values()):
+        yield (
+            f"Nothing. All cells took {spent / 3600:.1f} hours of one core. "
+            "`make leaderboard DATA=FOLDER` runs those that have no record."
+        )
+        return
+
     hours = missing_hours(records)
     text = f"The cells that are there took {spent / 3600:.1f} hours of one core."
     if hours:
@@ -326,7 +337,7 @@ def _what_is_missing(records: Mapping[str, Record]) -> Iterator[str]:
 
     words = []
     in_federation = len(METHODS) * REPETITIONS
-    for federation, methods in missing_cells(records).items():
+    for federation, methods in missing.items():
         number = in_federation - sum(methods.values())
         start = f"* **{federation}**, {number} of {in_federation} cells"
         if methods and federation in hours:
