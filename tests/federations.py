@@ -35,5 +35,5 @@ class Planned(Participation):
 
     cohorts: dict = field(default_factory=dict)
 
-    def cohort(self, seed, round, rounds, population, attempt=0, members=None):
+    def cohort(self, seed, round, rounds, population, attempt=0, members=None, trainable=None):
         return torch.tensor(self.cohorts.get(round, list(range(population))), dtype=torch.int64)

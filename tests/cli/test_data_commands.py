@@ -308,6 +308,8 @@ def test_embedded_features_are_trained_on_without_the_encoder(tmp_path, monkeypa
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
     out = str(tmp_path / "features")
     arguments = ["data", "embed", "digits", "--encoder", "tiny_encoders:tiny", "--out", out]
+    assert main([*arguments, "--set", "data.subset=100"]) == 3
+    assert "data.subset must be left out" in capsys.readouterr().err
     assert main([*arguments, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["dimension"], record["sites"]) == (6, {"": 1797})

@@ -36,6 +36,14 @@ def test_the_budget_for_a_noise_where_clients_are_drawn(capsys):
     assert row["epsilon_known_cohort"] == row["epsilon"]
 
 
+def test_methods_of_few_exchanges_have_rounds_of_their_own(capsys):
+    options = ["--clients", "10", "--rounds", "30", "--participation", "0.3"]
+    options += ["--set", "privacy.unit=client", "--set", "privacy.noise=2.5"]
+    record = plan(capsys, "--set", "algorithm.name=fedncm", *options)
+    assert (record["rounds"], record["participation"]) == (1, "all")
+    assert record["plans"][0]["epsilon"] == pytest.approx(epsilon_of(1e-5, [Release(2.5, 1.0, 1)]))
+
+
 def test_without_a_budget_there_is_a_line_for_usual_ones(capsys):
     assert main(["privacy", "plan", "--rounds", "10"]) == 0
     text = capsys.readouterr().out

@@ -151,3 +151,14 @@ def test_parse_passes_on_what_the_plan_refuses():
         parse_participation("fixed(0)")
     with pytest.raises(ConfigError, match=r"federation.min_clients must be >= 1, got 0"):
         parse_participation("all", min_clients=0)
+
+
+def test_clients_without_examples_do_not_count_towards_the_fewest():
+    plan = Participation(plan="bernoulli", probability=0.3, min_clients=2)
+    for round in range(1, 60):
+        drawn = plan.cohort(1, round, 99, 8, trainable=[0, 1, 2]).tolist()
+        assert len({0, 1, 2}.intersection(drawn)) >= 2
+        assert plan.cohort(1, round, 99, 8, trainable=range(8)).equal(plan.cohort(1, round, 99, 8))
+
+    # If fewer can train, all of them are enough.
+    assert 4 in plan.cohort(1, 1, 99, 8, trainable=[4]).tolist()

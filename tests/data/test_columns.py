@@ -52,6 +52,11 @@ def test_cells_become_features():
     assert x.tolist() == [[1.5, 1, 0, 0], [61.5, 0, 1, 0], [3, 0, 0, 1], [4, 0, 0, 0]]
     assert missing == {"age": 1, "sex": 1} and unseen == {"sex": 1}
 
+    # No training row has an empty cell: it is no category.
+    plan = Columns((Column("sex", "category", ("f", "m"), "missing"),))
+    x, missing, unseen = plan.encode({"sex": Texts(np.array([1, -1]), ("f", "m"))})
+    assert x.tolist() == [[0, 1], [0, 0]] and missing == unseen == {"sex": 1}
+
 
 def test_the_features_are_those_of_scikit_learn():
     generator = np.random.default_rng(3)

@@ -298,3 +298,13 @@ def test_sites_that_join_are_not_the_new_ones():
     named = DataOptions(dataset="synthetic", clients=5, new_clients=("domain 4",))
     with pytest.raises(ConfigError, match="do not join during the run"):
         divide(named, run_seed=0, late=("domain 4",))
+
+
+@pytest.mark.parametrize(
+    ("late", "words"), [(("domain 4",) * 2, "one join"), (("domian",), "mean")]
+)
+def test_wrong_sites_that_join_are_errors_of_the_history(late, words):
+    options = DataOptions(dataset="synthetic", clients=5)
+    with pytest.raises(ConfigError, match=words) as caught:
+        divide(options, run_seed=0, late=late)
+    assert caught.value.key == "federation.history"

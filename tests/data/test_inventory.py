@@ -8,6 +8,7 @@ import pytest
 from fedtailor.core.errors import ConfigError
 from fedtailor.data import inventory
 from fedtailor.data.datasets import DATASETS
+from fedtailor.data.files import matching_files
 
 
 def records(folder: Path) -> dict[str, dict]:
@@ -79,3 +80,25 @@ def test_what_is_fetched_only_in_part_is_partial(tmp_path: Path) -> None:
     assert records(tmp_path)["sun397"]["state"] == "partial"
     (tmp_path / "SUN397/three_levels.csv").write_text("1")
     assert records(tmp_path)["sun397"]["state"] == "present"
+
+
+def test_files_behind_links_count(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "mnist_m_train"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "00000000.png").write_bytes(b"picture")
+    folder = tmp_path / "data" / "MNIST-M"
+    folder.mkdir(parents=True)
+    (folder / "mnist_m_train").symlink_to(elsewhere, target_is_directory=True)
+
+    patterns = DATASETS["mnist_m"].files
+    assert [path.name for path in matching_files(tmp_path / "data", patterns)] == ["00000000.png"]
+
+
+def test_the_folder_of_the_archive_of_emnist_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "EMNIST" / "gzip"
+    folder.mkdir(parents=True)
+    for part in ("train", "test"):
+        for what in ("images-idx3", "labels-idx1"):
+            (folder / f"emnist-letters-{part}-{what}-ubyte.gz").write_bytes(b"x")
+
+    assert records(tmp_path)["emnist_letters"]["state"] == "present"

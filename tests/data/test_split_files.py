@@ -55,6 +55,16 @@ def division_of(path: Path, dataset: Dataset) -> Division:
     return divide(DataOptions(split=str(path)), run_seed=0, dataset=dataset)
 
 
+def test_corruptions_follow_from_the_seed_of_the_file(
+    tmp_path: Path, dataset: Dataset, rows: list[ClientPositions]
+) -> None:
+    record = record_of(rows, dataset, options={"test": "own", "seed": 7})
+    path = str(write(tmp_path / "split.json", record))
+    shifted = DataOptions(split=path, shift="cifar_s(clients=1)")
+    assert divide(shifted, run_seed=0, dataset=dataset).seed == 7
+    assert divide(DataOptions(split=path), run_seed=0, dataset=dataset).seed == 42
+
+
 def test_our_own_split_is_read_back(
     tmp_path: Path, dataset: Dataset, rows: list[ClientPositions]
 ) -> None:

@@ -185,6 +185,35 @@ def test_the_digest_covers_weights_code_and_constants(
     assert (digests[0] != digests[1]) == differs
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("def forward(self, x):", "@torch.no_grad()\n    def forward(self, x):"),
+        ("def forward(self, x):", "@torch.inference_mode()\n    def forward(self, x):"),
+        (
+            "def forward(self, x):",
+            "@staticmethod\n    def lower(x): return x - MEAN\n    def forward(self, x):",
+        ),
+    ],
+)
+def test_the_digest_covers_what_decorated_methods_use(tmp_path, monkeypatch, before, after):
+    source = SOURCE.replace(before, after)
+    if "staticmethod" in after:
+        source = source.replace("LIGHTEN(x - MEAN)", "LIGHTEN(self.lower(x))")
+
+    digests = []
+    for number, text in enumerate([source, source.replace("tensor([0.5])", "tensor([0.1])")]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "of_a_user.py").write_text(text)
+        with monkeypatch.context() as context:
+            context.syspath_prepend(folder)
+            sys.modules.pop("of_a_user", None)
+            digests.append(load_encoder("of_a_user:encoder").digest)
+
+    assert digests[0] != digests[1]
+
+
 class Step:
     def __init__(self, number):
         self.number = number

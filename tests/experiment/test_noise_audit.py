@@ -173,6 +173,14 @@ def test_an_audit_repeats_exactly():
         ({"seeds": [0, 1]}, 200, "seeds must be one seed"),
         ({}, 49, "--canaries must be 50 or more, got 49"),
         ({}, 651, "--canaries must be at most 650"),
+        (
+            {
+                "algorithm": {"name": "fedncm", "feature_clip": 8.0},
+                "privacy": {"unit": "example", "epsilon": 4.0},
+            },
+            651,
+            "--canaries must be at most 650",
+        ),
         ({"algorithm": {"name": "fedproto"}}, 200, "weighs 'prototypes'"),
         ({"evaluation": {"select": "best", "personalized_every": 10}}, 200, "the last round"),
     ],

@@ -6,8 +6,10 @@ from contextlib import closing
 import pytest
 import torch
 
+from federations import make_federation, perceptron
 from fedtailor.algorithms import ALGORITHMS, load_algorithm
 from fedtailor.algorithms.fedavg import FedAvg
+from fedtailor.algorithms.fedrep import FedRep
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import Download
 from fedtailor.core.errors import ConfigError
@@ -33,7 +35,9 @@ from fedtailor.simulation.server import example_plan
 from fedtailor.statistics import class_sums
 from fedtailor.testing.runs import assert_same_bits
 from fedtailor.training.private_steps import counting_steps
+from finished_runs import assert_same_reports
 from marks import quick
+from simulation.in_places import InPlaces
 
 BOUNDING = [name for name in ALGORITHMS if load_algorithm(name).bounds_examples]
 GAUSSIAN = ["fedlda", "pfedfda"]
@@ -315,7 +319,8 @@ def test_gaussians_that_noise_cannot_hide_are_refused(name, options, message):
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)
-def test_shares_of_noise_hide_sums_too(name):
+def test_shares_of_noise_do_not_hide_sums_over_features(name):
+    """A body with a share of the noise moves the features of all examples."""
     algorithm = {"name": name, "preset": "private", "feature_clip": RADIUS}
     privacy = {**SHARES_OF_NOISE["privacy"], "noise": 2.0, "colluding": "none"}
     config = config_of(
@@ -325,13 +330,8 @@ def test_shares_of_noise_hide_sums_too(name):
         federation={"rounds": 1, "min_clients": 3},
         privacy=privacy,
     )
-    ledger = Ledger()
-    (report,) = run(Reference(), config, ledger)
-    assert report.privacy["shares"] == 3
-    assert report.privacy["epsilon"] == epsilon_of(1e-5, [Release(2.0, 1.0, 2)])
-    state = report.state.server
-    assert torch.isfinite(state.means).all()
-    assert float(torch.linalg.eigvalsh(state.covariance.double()).min()) > 0
+    with pytest.raises(ConfigError, match="sums over features of a body"):
+        run(Reference(), config)
 
 
 @pytest.mark.parametrize("name", BOUNDING)
@@ -509,3 +509,53 @@ def test_a_sum_of_fewer_clients_than_shares_need_is_not_used():
     )
     first = next(iter(reports))
     assert first.attempt == 1 and len(first.trained) == 3
+
+
+def to_nan(value):
+    """Return a tree of numbers that are not finite."""
+    return tree.map(lambda leaf: leaf * torch.nan, value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unlucky(FedRep):
+    """In the first round, something that client 1 gives is not finite."""
+
+    bounds_examples = True
+    spoiled: str = ""
+
+    def local_update(self, task, download, state, data, key):
+        update = super().local_update(task, download, state, data, key)
+        if (int(key.client), int(key.round)) != (1, 1):
+            return update
+        if self.spoiled == "loss":
+            return update._replace(
+                metrics={**update.metrics, "loss": to_nan(update.metrics["loss"])}
+            )
+        if self.spoiled == "state":
+            return update._replace(state=to_nan(update.state))
+
+        upload = {}
+        for name, entry in update.upload.items():
+            upload[name] = entry._replace(value=to_nan(entry.value))
+        return update._replace(upload=upload)
+
+
+@pytest.mark.parametrize("spoiled", ["loss", "state", "upload"])
+def test_the_place_of_the_sum_does_not_decide_what_is_sent(spoiled):
+    federation = make_federation(perceptron(), sizes=(12, 14, 15, 16), new_sizes=())
+    training = Training(lr=0.1, epochs=1, batch_size=5)
+    algorithm = Unlucky(training=training, head_epochs=1, spoiled=spoiled)
+    schedule = Schedule(rounds=2, evaluate_every=1, personalized_every=1)
+
+    expected = list(
+        simulate(algorithm, federation, Reference(), schedule, seed=0, privacy=AT_SITES)
+    )
+    for places in (1, 3):
+        engine = InPlaces(places)
+        found = list(simulate(algorithm, federation, engine, schedule, seed=0, privacy=AT_SITES))
+        assert_same_reports(found, expected)
+
+    # An upload that cannot be used is left out; what stays with the client is not.
+    trained = [0, 2, 3] if spoiled == "upload" else [0, 1, 2, 3]
+    assert expected[0].trained == trained
+    assert set(expected[-1].personal) == {0, 1, 2, 3}

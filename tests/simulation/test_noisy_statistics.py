@@ -1,5 +1,6 @@
 """Runs that protect examples in sums over features: bits, ledger, budget, repair, refusals."""
 
+import dataclasses
 import json
 from itertools import product
 
@@ -157,6 +158,19 @@ def test_one_example_moves_what_is_released_by_the_claimed_share_of_the_noise(na
 
         # The shift of a Gaussian mechanism, in deviations: epsilon follows from 1 / noise.
         assert 0.85 / 2.0 < distance**0.5 <= 1 / 2.0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_example_that_is_not_finite_has_no_part(name):
+    federation = small_federation("mlp")
+    method = build(name, feature_clip=0.01)
+    with_it = dataclasses.replace(federation, x=federation.x.clone())
+    with_it.x[0] = torch.inf
+    rows = torch.arange(1, len(federation.x))
+    expected = upload_of(method, federation, rows)
+    for field, value in upload_of(method, with_it, torch.arange(len(federation.x))).items():
+        if field != "counts":
+            torch.testing.assert_close(value, expected[field])
 
 
 def test_almost_no_noise_changes_almost_nothing():

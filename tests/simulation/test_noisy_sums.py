@@ -287,3 +287,33 @@ def test_means_of_a_full_last_round_are_over_all_clients():
         reports("feddyn", privacy=wide, rounds=1, participation=drawn)
     ).items():
         torch.testing.assert_close(tensor, expected[path], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_sent_does_not_tell_how_many_clients_took_part():
+    schedule = {"rounds": 4, "participation": Participation(plan="bernoulli", probability=0.5)}
+    told = []
+    for seed in (3, 4):
+        options = Schedule(**schedule)
+        hidden = Spy()
+        runs = simulate(
+            build("fedbn"), small_federation("mlp"), hidden, options, seed=seed, privacy=NOISY
+        )
+        sizes = [len(report.cohort) for report in runs]
+        told.append((hidden.rounds, sizes))
+
+    assert len(told[0][0]) == 4, "the test sees what is sent"
+    assert told[0][0] == told[1][0] and told[0][1] != told[1][1]
+
+
+class Spy(Reference):
+    """Keeps the number of rounds that the server sends to those who train."""
+
+    def __init__(self):
+        super().__init__()
+        self.rounds = []
+
+    def map(self, program, common, jobs):
+        rounds = float(getattr(common.shared, "rounds", -1.0))
+        if rounds >= 0 and rounds not in self.rounds:
+            self.rounds.append(rounds)
+        return super().map(program, common, jobs)

@@ -21,6 +21,8 @@ from fedtailor.experiment.reader import read_run
 from fedtailor.experiment.run import run
 from fedtailor.experiment.tracking import RunProgress
 from fedtailor.simulation.engines.reference import Reference
+from fedtailor.simulation.evaluation import ValidationAccuracy
+from fedtailor.simulation.report import RunState, Selection
 from fedtailor.simulation.rounds import simulate
 from fedtailor.testing.runs import assert_same_bits
 
@@ -207,3 +209,25 @@ def test_an_error_says_what_is_missing(values):
     schedule = Schedule(personalized_every=1, **values)
     with pytest.raises(ConfigError, match="No client has validation examples"):
         next(simulate(algorithm, parts.federation, Reference(), schedule, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("by_client", "is_above"),
+    [
+        ({0: 1.0}, False),  # client 1, with a low accuracy, is away
+        ({0: 1.0, 1: 0.6}, True),
+        ({1: 0.6, 2: 0.1}, True),
+        ({0: 1.0, 1: 0.5, 2: 1.0}, False),
+        ({2: 1.0}, False),
+    ],
+)
+def test_rounds_are_compared_over_the_clients_of_both(by_client, is_above):
+    best = Selection(RunState(()), 0.75, {0: 1.0, 1: 0.5})
+    mean = sum(by_client.values()) / len(by_client)
+    assert ValidationAccuracy(mean, by_client).is_above(best) == is_above
+
+
+def test_sums_are_compared_by_their_means():
+    best = Selection(RunState(()), 0.75)
+    assert ValidationAccuracy(0.8, {}).is_above(best)
+    assert not ValidationAccuracy(0.75, {}).is_above(best)

@@ -169,6 +169,11 @@ class ClosedForm(FrozenBody[ServerState]):
         """Add up the features of the client's examples."""
         features = self.frozen_features(task, data.train, key)
         features = features._replace(x=shortened(features.x, self.feature_clip))
+        if self.feature_clip:
+            # An example that is not finite has no part: no noise would hide it.
+            is_finite = torch.isfinite(features.x).all(dim=1, keepdim=True)
+            features = features._replace(x=torch.where(is_finite, features.x, 0.0))
+
         sums = class_sums.add_up(
             features, task.num_classes, self.sent_squares, torch.get_default_dtype()
         )

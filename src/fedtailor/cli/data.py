@@ -180,12 +180,17 @@ def embed_(
     from fedtailor.data.datasets import DATASETS
     from fedtailor.data.division import load_for
     from fedtailor.data.embedded_folder import write_embedded
+    from fedtailor.data.options import DIVIDING, DataOptions
 
     check_out(out)
     is_known = match_name(data, DATASETS) is not None and not os.path.exists(data)
     values = {"data.dataset" if is_known else "data.path": data, "data.encoder": encoder}
     values |= {key: value for key, value in named.items() if value}
     options = _options(values, read_assignments(set_))
+    for name in (*DIVIDING, "new_clients", "shift", "split", "normalize"):
+        if getattr(options, name) != getattr(DataOptions, name):
+            allowed = "left out: all examples are embedded as they are, and a run divides them"
+            raise wrong_value(f"data.{name}", allowed, getattr(options, name))
 
     try:
         with CountLine() as preparation:

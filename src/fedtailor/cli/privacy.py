@@ -98,9 +98,12 @@ def _plan(config: Config) -> dict[str, Any]:
         schedule = parts.config.schedule
         plans.append({**planned_privacy(parts), "budget": privacy.epsilon})
     else:
+        from fedtailor.experiment.assembly import make_algorithm, with_exchanges
         from fedtailor.privacy.plan import planned_record
 
-        drawn = _drawn(config, notes)
+        # Methods of few exchanges have rounds of their own.
+        schedule = with_exchanges(schedule, make_algorithm(config))
+        drawn = _drawn(replace(config, schedule=schedule), notes)
         for budget in budgets:
             plan = planned_record(replace(privacy, epsilon=budget), schedule, drawn)
             plans.append({**plan, "budget": budget})

@@ -251,7 +251,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
     plain = get_origin(kind) or kind
     if plain is tuple and isinstance(value, tuple):
-        inner = get_args(kind)[0]
+        (inner, *_) = get_args(kind) or (Any,)
         return all(_fits(item, inner) for item in value)
 
     return isinstance(value, plain)

@@ -93,6 +93,7 @@ class Participation:
         population: int,
         attempt: int = 0,
         members: Sequence[int] | None = None,
+        trainable: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the ids of a round's clients in increasing order.
 
@@ -105,6 +106,8 @@ class Participation:
             population: number of clients that have a chance of their own.
             attempt: at the round.
             members: those of them that can be drawn, in increasing order; None: all.
+            trainable: those that have training examples, of which ``min_clients`` must be drawn;
+                None: all.
 
         Raises:
             RunError: no draw reached ``min_clients``.
@@ -118,6 +121,12 @@ class Participation:
         if self.plan == "all" or (round == rounds and self.full_last_round):
             return torch.from_numpy(drawable)
 
+        # Clients without training examples are drawn too, but do not count.
+        able = drawable if trainable is None else np.intersect1d(drawable, trainable)
+        least = self.min_clients
+        if len(drawable) >= least:
+            least = min(least, len(able))
+
         for draw in range(_MOST_DRAWS):
             purpose = f"cohort/{draw}" if attempt == 0 else f"cohort/{draw}/attempt/{attempt}"
             key = rng.new_key(seed, round=round, purpose=purpose)
@@ -127,7 +136,7 @@ class Participation:
                 return torch.from_numpy(drawable[lowest])
 
             ids = drawable[rng.to_unit(words) < self.probability]
-            if len(ids) >= self.min_clients:
+            if np.isin(ids, able).sum() >= least:
                 return torch.from_numpy(ids)
 
         raise RunError(

@@ -362,8 +362,9 @@ def _fill_categories(column: Column, cells: Any, features: np.ndarray) -> tuple[
     seen = np.flatnonzero(number >= 0)
     features[seen, number[seen]] = 1.0
 
+    # An empty cell is a category like others, if a training row has one.
     empty = np.asarray(cells.codes) < 0
-    return int(empty.sum()), int(((number < 0) & ~empty).sum())
+    return int(empty.sum()), int((number < 0).sum())
 
 
 def read_record(cls: type[T], record: Any, what: str, *, optional: Collection[str] = ()) -> T:

@@ -177,6 +177,11 @@ def _from_file(dataset: Dataset, options: DataOptions) -> Division:
 
     num_new = num_new or options.num_new
     refuse_too_many_new(num_new, len(positions))
+
+    # Corrupted pictures follow from it: they are those of the run that has written the file.
+    seed = record["options"].get("seed")
+    if options.shift and type(seed) is int:
+        options = dataclasses.replace(options, seed=seed)
     return Division(
         dataset=dataset,
         positions=positions,
@@ -274,7 +279,7 @@ def _by_partition(
         if both:
             raise wrong_value("data.new_clients", "clients that do not join during the run", both)
 
-        order = _order_with_last(names, (*late, *last))
+        order = _order_with_last(names, late, last)
         positions = [positions[client] for client in order]
         names = tuple(names[client] for client in order)
 
@@ -295,15 +300,22 @@ def _by_partition(
     )
 
 
-def _order_with_last(names: tuple[str, ...], last: tuple[str, ...]) -> list[int]:
-    """Return the order of clients in which those with the given names come last."""
+def _order_with_last(
+    names: tuple[str, ...], late: Sequence[str], last: tuple[str, ...]
+) -> list[int]:
+    """Return the order of clients in which those who join come after others, and new ones last."""
     if not names:
         allowed = "a number with this partition, which gives clients no names"
         raise wrong_value("data.new_clients", allowed, last)
 
+    for name in late:
+        if late.count(name) > 1:
+            allowed = "one join of a client, which can pause and resume"
+            raise wrong_value("federation.history", allowed, name)
+
     places = []
-    for name in last:
-        places.append(names.index(find_name("client", name, names, key="data.new_clients")))
+    for key, group in (("federation.history", late), ("data.new_clients", last)):
+        places += [names.index(find_name("client", name, names, key=key)) for name in group]
 
     return [*(client for client in range(len(names)) if client not in places), *places]
 

@@ -88,7 +88,8 @@ def embed_rows(
         RunError: the cache cannot be written to its end; what was written is not lost.
     """
     notes = []
-    key = key_of(encoder.digest, dataset.digest, dataset.white)
+    white = _white(dataset)
+    key = key_of(encoder.digest, dataset.digest, white)
     folder = cache_entry("embedded", dataset.name, key)
     cache = FeatureCache.open(folder, key, len(dataset.y))
     with one_thread():
@@ -99,7 +100,7 @@ def embed_rows(
 
             # The features have a number that only the encoder knows.
             trial = _stored(dataset, rows[: encoder.batch])
-            dimension = check_encoder(encoder, trial, dataset.white)
+            dimension = check_encoder(encoder, trial, white)
             cache = _new_cache(folder, key, len(dataset.y), dimension, notes)
 
         missing, damaged = cache.missing(rows)
@@ -145,7 +146,7 @@ def _fill(
     def run(part: np.ndarray) -> int:
         worker = workers.get()
         try:
-            features = run_batch(worker, _stored(dataset, part), dataset.white)
+            features = run_batch(worker, _stored(dataset, part), _white(dataset))
         finally:
             workers.put(worker)
 
@@ -164,3 +165,10 @@ def _fill(
 
         # Batches that wait are row numbers only; those left after an error are not begun.
         yield from pool.map(run, [rows[start : start + encoder.batch] for start in starts])
+
+
+def _white(dataset: Dataset) -> float:
+    """Return the stored value that an encoder gets as 1."""
+    # Models take FedCR's letters from 0 to 255; encoders do not.
+    is_raw = dataset.x.dtype == np.uint8 and dataset.white == 1.0
+    return 255.0 if is_raw else dataset.white

@@ -84,7 +84,13 @@ def _present_files(published: PublishedFile, folder: Path) -> list[Path | None]:
     """Return the path of every file that a download gives, or of its decompressed copy."""
     paths: list[Path | None] = []
     for relative_path in published.gives or (published.path,):
-        candidates = (folder / relative_path, folder / relative_path.removesuffix(".gz"))
+        candidates = [folder / relative_path, folder / relative_path.removesuffix(".gz")]
+        if published.strip:
+            # Who has unpacked the archive has this folder.
+            unpacked = folder / published.into
+            unpacked = unpacked.parent / published.strip / Path(relative_path).name
+            candidates += [unpacked, unpacked.with_suffix("")]
+
         paths.append(next((path for path in candidates if path.is_file()), None))
 
     return paths

@@ -5,6 +5,7 @@ A file is read with its SHA-256. No NumPy, so that the tables of data sets are l
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
@@ -121,7 +122,12 @@ class Files:
 def matching_files(folder: Path, patterns: Iterable[str]) -> dict[Path, os.stat_result]:
     """Return the files of a folder that match any pattern, and what the system says of each."""
     files = {}
-    for path in {path for pattern in patterns for path in folder.glob(pattern)}:
+    names: set[str] = set()
+    for pattern in patterns:
+        # Unlike that of a path, this one enters folders that are links, as readers do.
+        names.update(glob.glob(pattern, root_dir=folder, recursive=True))
+
+    for path in (folder / name for name in names):
         try:
             status = path.stat()
         except OSError:  # removed in the meantime, or a broken link

@@ -157,13 +157,27 @@ def _source_of(value: Any) -> str:
 
 def _names_in(value: Any) -> Iterator[str]:
     """Yield the global names that a function, or the methods of a class, use."""
-    functions = [value] if isinstance(value, FunctionType) else list(vars(value).values())
-    for function in functions:
-        if isinstance(function, FunctionType):
-            yield from _names_of_code(function.__code__)
+    for function in _functions_in(value):
+        yield from _names_of_code(function.__code__)
 
     if isinstance(value, type):
         yield from (base.__name__ for base in value.__bases__)
+
+
+def _functions_in(value: Any) -> Iterator[FunctionType]:
+    """Yield a function, or those of a class; also what decorators wrap."""
+    members = [value] if isinstance(value, FunctionType) else list(vars(value).values())
+    for member in members:
+        parts = [member]
+        if isinstance(member, property):
+            parts = [member.fget, member.fset, member.fdel]
+
+        for part in parts:
+            function = getattr(part, "__func__", part)  # of static and class methods
+            while function is not None:
+                if isinstance(function, FunctionType):
+                    yield function
+                function = getattr(function, "__wrapped__", None)
 
 
 def _names_of_code(code: CodeType) -> Iterator[str]:

@@ -332,6 +332,7 @@ def _numbers(state: RunState) -> dict[str, Any]:
         numbers["selection"] = {
             **_numbers(best.state),
             "accuracy": best.accuracy,
+            "by_client": [*best.by_client.items()],
             "evaluations_since": best.evaluations_since,
         }
 
@@ -346,6 +347,7 @@ def _state(numbers: Mapping[str, Any], tensors: Mapping[str, Any]) -> RunState:
         selection = Selection(
             _state(best, tensors["selection"]),
             accuracy=float(best["accuracy"]),
+            by_client={int(client): float(value) for client, value in best["by_client"]},
             evaluations_since=int(best["evaluations_since"]),
         )
 

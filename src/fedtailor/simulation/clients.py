@@ -258,20 +258,22 @@ class LocalClients:
                 continue
 
             # What was reduced on its way was checked there.
-            if reduction is None:
-                problem = problem_at_client(output.state, output.metrics)
-            else:
-                problem = output.problem or None
-
             state = output.state
             metrics = output.metrics
-            if client in self._bounded and problem is not None and problem.kind != "state":
+            is_bounded = client in self._bounded
+            at_client: Problem | None = None
+            if reduction is None or is_bounded:
+                at_client = problem_at_client(state, metrics)
+
+            problem = at_client if reduction is None else (output.problem or None)
+            if is_bounded and at_client is not None and at_client.kind != "state":
                 # Losses, and states that stay with the client, have no noise. Whether they are
                 # finite must not decide what is sent.
                 metrics = usable_numbers(metrics)
-                if problem.kind == "not finite":
-                    state = self.states.get(client, state)
-                problem = None
+                if at_client.kind == "not finite":
+                    state = self._state_before(client)
+                if reduction is None:
+                    problem = None
 
             if problem is None:
                 self._trained[client] = state
@@ -479,6 +481,11 @@ class LocalClients:
     def _number(self, client: int) -> int:
         """Return the number of a client in the keys of its random numbers."""
         return client if self._key_number is None else self._key_number
+
+    def _state_before(self, client: int) -> Any:
+        """Return the state from which a client has begun its round."""
+        task = self.federation.roster.task(client)
+        return self._stored(self.states, "init_client", client, task, self._info(client))
 
     def _stored(
         self,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedtailor.core.algorithm import AnyAlgorithm
 from fedtailor.core.engine import Failure
@@ -20,6 +20,7 @@ from fedtailor.simulation.report import (
     Absences,
     Evaluation,
     RoundReport,
+    Selection,
     Stage,
     add_event,
     add_failure,
@@ -177,14 +178,35 @@ class Evaluator:
             refuse_total_failure(failed, len(ids), stage, report.round, self.roster)
 
 
-def validation_accuracy(report: RoundReport) -> float | None:
-    """Return the mean accuracy of personalized models on validation examples, or None.
+class ValidationAccuracy(NamedTuple):
+    """How well the personalized models of the known clients do on validation examples."""
+
+    mean: float
+    by_client: Mapping[int, float]
+    """Empty if only the mean is known."""
+
+    def is_above(self, best: Selection) -> bool:
+        """Return whether it is above that of the best round so far.
+
+        Only clients that were scored in both rounds count: a mean also rises if a client with a low
+        accuracy is away.
+        """
+        if not self.by_client or not best.by_client:
+            return self.mean > best.accuracy
+
+        common = self.by_client.keys() & best.by_client.keys()
+        gains = [self.by_client[client] - best.by_client[client] for client in common]
+        return math.fsum(gains) > 0
+
+
+def validation_accuracy(report: RoundReport) -> ValidationAccuracy | None:
+    """Return the accuracy of personalized models on validation examples, or None.
 
     It is that of the known clients; None: there is no such model.
 
     Test examples are not used: this decides which round is selected, and when a run stops.
     """
-    accuracies = []
+    accuracies = {}
     for evaluation in report.evaluations:
         if evaluation.test_set != "validation" or evaluation.group != "known":
             continue
@@ -192,10 +214,13 @@ def validation_accuracy(report: RoundReport) -> float | None:
         summed = evaluation.only_sums
         if summed is not None:
             accuracy = summed.figures["accuracy"]
-            return accuracy.mean if accuracy.clients else None
+            return ValidationAccuracy(accuracy.mean, {}) if accuracy.clients else None
 
-        for figures in map(per_client, evaluation.scores.values()):
+        for client, scores in evaluation.scores.items():
+            figures = per_client(scores)
             if figures:
-                accuracies.append(figures["accuracy"])
+                accuracies[client] = figures["accuracy"]
 
-    return math.fsum(accuracies) / len(accuracies) if accuracies else None
+    if not accuracies:
+        return None
+    return ValidationAccuracy(math.fsum(accuracies.values()) / len(accuracies), accuracies)

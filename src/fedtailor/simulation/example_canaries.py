@@ -26,6 +26,7 @@ from torch import Tensor
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import AnyAlgorithm, Download
 from fedtailor.core.devices import to_host
+from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet
 from fedtailor.core.message import Field
 from fedtailor.core.task import Batch, Task
@@ -218,6 +219,15 @@ class CanarySums:
             data = _only(inputs, labels, canary, task.num_classes)
             upload = algorithm.local_update(task, Download(shared), (), data, key).upload
             rows.append(self._flat({name: upload[name].value for name in of_sums(upload)}))
+
+        # Others would share the noise of a direction, and their scores would not be independent.
+        if count > len(rows[0]):
+            raise ConfigError(
+                f"--canaries must be at most {len(rows[0])}, the numbers that a client sends, got "
+                f"{count}.",
+                key="--canaries",
+                got=count,
+            )
 
         # Each has the direction of its own among orthogonal ones that is nearest to what it adds.
         left, sizes, right = np.linalg.svd(np.stack(rows), full_matrices=False)

@@ -86,6 +86,16 @@ class Releases:
             weights=privacy.weights,
         )
 
+    def rounds_trained(self, rounds: int) -> float:
+        """Return in how many of the first rounds a client that can train has trained, on average.
+
+        It is what the draws promise: how many took part would tell who did.
+        """
+        expected = [
+            expected_clients(self._schedule, self.drawn, round) for round in range(1, rounds + 1)
+        ]
+        return sum(expected) / max(self.drawn.trainable, 1)
+
     def bounds(self, report: RoundReport, sent: Sent, seed: int) -> ClientBounds:
         """Return what bounds the uploads of a round, in which the server has sent some values."""
         return ClientBounds(self.mechanism, sent)

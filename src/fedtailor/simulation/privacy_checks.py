@@ -116,22 +116,28 @@ def _check_shares(algorithm: AnyAlgorithm, roster: Roster, privacy: PrivacyOptio
 
     if not _sums_noise(algorithm, roster):
         name = type(algorithm).__name__
-        hint = "Its uploads are not weighted by examples, or its clients keep something."
+        hint = (
+            "Its uploads are not weighted by examples, or are sums over features of a body that "
+            "the client has trained, or its clients keep something."
+        )
         raise wrong_value(key, f"'sites' for {name}", "server", hint)
 
 
 def _sums_noise(algorithm: AnyAlgorithm, roster: Roster) -> bool:
     """Return whether noise on the gradients of every client makes one noise on their sum.
 
-    Uploads must be weighted by numbers of examples, or be sums over features. And clients must keep
-    nothing: what one keeps has its own noise only, and would reach later sums with less than they
-    need.
+    Uploads must be weighted by numbers of examples. And clients must keep nothing: what one keeps
+    has its own noise only, and would reach later sums with less than they need. So would sums over
+    features of the body that a client has just trained: that body is moved by an example, and moves
+    the features of all others.
     """
+    if algorithm.feature_bound:
+        return False
+
     task = algorithm.bind(roster.common_task)
     fields = algorithm.messages(task).values()
     kinds = {(field.reduction, field.weight) for field in fields if field.reduction != "none"}
-    sums = {("sum", "num_train")} if algorithm.feature_bound else set()
-    if kinds - sums != {("mean", "num_train")}:
+    if kinds != {("mean", "num_train")}:
         return False
 
     info = ClientInfo(torch.ones(()), torch.ones(task.num_classes))

@@ -58,6 +58,8 @@ class Selection:
     accuracy."""
     accuracy: float
     """The mean over known clients."""
+    by_client: Mapping[int, float] = field(default_factory=dict)
+    """The accuracies of these clients; empty if only the mean is known."""
     evaluations_since: int = 0
     """Evaluations of personalized models since then."""
 

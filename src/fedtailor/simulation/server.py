@@ -251,6 +251,8 @@ class RunServer:
         self.fixed: FixedPoint | None = None
         self.fewest_uploads = schedule.fewest_uploads
         self.releases: Releases | ExampleReleases | NoiseElsewhere | None = None
+        self.hides_clients: Releases | None = None
+        """The same, if it hides clients as wholes."""
         self.steps: NoisySteps | NoiseElsewhere | None = None
         """Steps with noise that clients take; None: there are none."""
         contributed = self.messages
@@ -313,6 +315,7 @@ class RunServer:
         )
         releases = Releases(privacy, schedule, self.messages, drawn, ledger)
         self.releases = releases
+        self.hides_clients = releases
         contributed = releases.mechanism.contributions
         self.summed = tuple(contributed)
         return contributed
@@ -377,6 +380,7 @@ class RunServer:
             self.population,
             report.attempt,
             members=self.drawable,
+            trainable=self.roster.trainable_clients,
         )
         report.cohort = [client for client in drawn.tolist() if self.roster.num_train[client]]
         cohort = frozenset(report.cohort)
@@ -430,12 +434,16 @@ class RunServer:
             self.clients.update_per_client(values)
 
     def _cohort(self, round: int, ids: Sequence[int]) -> Cohort:
+        rounds_trained = self.state.client_rounds / max(self.num_trainable, 1)
+        if self.hides_clients is not None:
+            rounds_trained = self.hides_clients.rounds_trained(self.state.round)
+
         return Cohort(
             ids=torch.tensor(ids, dtype=torch.int64, device=HOST),
             population=self.population,
             round=round,
             rounds=self.schedule.rounds,
-            rounds_trained=self.state.client_rounds / max(self.num_trainable, 1),
+            rounds_trained=rounds_trained,
         )
 
     def receive(
@@ -671,7 +679,7 @@ class RunServer:
         # Of equal rounds, the first is the best.
         best = self.state.selection
         accuracy = validation_accuracy(report)
-        if accuracy is None or (best is not None and accuracy <= best.accuracy):
+        if accuracy is None or (best is not None and not accuracy.is_above(best)):
             if best is not None:
                 best = replace(best, evaluations_since=best.evaluations_since + 1)
                 self.state = replace(self.state, selection=best)
@@ -685,7 +693,7 @@ class RunServer:
             client_rounds=self.state.client_rounds,
             participated=self.state.participated,
         )
-        self.state = replace(self.state, selection=Selection(state, accuracy))
+        self.state = replace(self.state, selection=Selection(state, *accuracy))
         if is_to_return:
             self.clients.remember()
 

@@ -59,10 +59,16 @@ class UploadSums:
             self._skip(job.client)
             return output
 
+        # Where examples are bounded, only the upload decides whether it is sent.
+        at_client = problem_at_client(output.state, output.metrics)
+        is_bounded = job.task.example_bound is not None
+        if is_bounded and at_client is not None and at_client.kind != "state":
+            at_client = None
+
         problem = (
             problem_with(output.upload, messages, job.size)
             or self._reduction.problem_with(output.upload, job.client)
-            or problem_at_client(output.state, output.metrics)
+            or at_client
         )
         if problem is not None or job.client not in self._members:
             self._skip(job.client)
