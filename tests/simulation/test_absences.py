@@ -110,3 +110,42 @@ def test_the_work_of_an_absent_client_is_missing_and_nothing_else():
         client for client in report.cohort if client != 4
     ]
     assert replace(report.state, server=()).participated == frozenset(report.trained)
+
+
+class UnreachableInTheEnd(Reference):
+    """Gives no answer of a client when the final models are made."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def map(self, program, common, jobs):
+        outputs = super().map(program, common, jobs)
+        makes_models = program_name(program) == "personalize"
+        for position, job in enumerate(jobs):
+            is_asked = makes_models and job.client == self.client
+            if is_asked and program.keywords["request"].keep:
+                outputs[position] = Failure(NoAnswer("no answer within 9 s"))
+        return outputs
+
+
+@pytest.mark.parametrize("choice", [{"select": "best"}, {"patience": 3}])
+def test_an_absence_when_the_final_models_are_made_is_none_of_their_round(choice):
+    schedule = replace(SCHEDULE, **choice)
+
+    def run_with(engine, events=()):
+        federation = make_federation(perceptron(), validation=True, seed=2)
+        clients = LocalClients(ALGORITHM, federation, engine, seed=3)
+        reports = federate(ALGORITHM, federation.roster, clients, schedule, seed=3, events=events)
+        return list(reports)
+
+    first = run_with(UnreachableInTheEnd(1))
+    events = [event for report in first for event in report.events if event["kind"] == "absent"]
+    assert [event["made_in"] for event in events] == [len(first)]
+
+    again = run_with(Reference(), events)
+    for report, before in zip(again, first, strict=True):
+        scored = [list(evaluation.scores) for evaluation in report.evaluations]
+        assert scored == [list(evaluation.scores) for evaluation in before.evaluations]
+    assert again[-1].final.round == first[-1].final.round
+    assert 1 not in again[-1].personal
+    assert again[-1].personal.keys() == first[-1].personal.keys()

@@ -343,7 +343,11 @@ class RunFolder:
                         "stage": str(),
                         "reason": str(),
                     }:
-                        if round > after and isinstance(event.get("attempt", 0), int):
+                        # The final models may be those of an earlier round.
+                        made_in = event.get("made_in", round)
+                        numbers = (made_in, event.get("attempt", 0))
+                        is_right = all(isinstance(number, int) for number in numbers)
+                        if is_right and made_in > after:
                             absences.append(event)
 
         return absences

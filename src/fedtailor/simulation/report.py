@@ -134,6 +134,8 @@ class RoundReport:
     """What all releases so far tell of a client at most; empty: nothing is released with noise."""
     is_last: bool = False
     """Whether the run ends with this round."""
+    made_in: int = 0
+    """The last round of the run, if this is the evaluation of the final models; 0: it is not."""
     final: RoundReport | None = None
     """With the last round, if validation examples decide: the round of the final models, evaluated
     again. Its state is the one that belongs to these models."""
@@ -165,6 +167,8 @@ def add_event(
     event: dict[str, Any] = {"kind": kind, "round": report.round}
     if report.attempt > 0:
         event["attempt"] = report.attempt
+    if report.made_in:
+        event["made_in"] = report.made_in
     if client is not None:
         event["client"] = client
 
@@ -237,6 +241,11 @@ def all_steps(table: Mapping[str, Mapping[int, float]], sums: Mapping[str, Numbe
     return round(sum(table.get("steps", {}).values()))
 
 
+_Request = tuple[int, int, Stage, int]
+"""Round, attempt and stage of a request, and in which round the final models were made, if it asks
+for these."""
+
+
 class Absences:
     """Which clients gave no answer in rounds that are run again.
 
@@ -250,11 +259,13 @@ class Absences:
         Args:
             events: of the rounds that are run again; those of kind ``absent`` count.
         """
-        self._reasons: defaultdict[tuple[int, int, Stage], dict[int, str]] = defaultdict(dict)
+        self._reasons: defaultdict[_Request, dict[int, str]] = defaultdict(dict)
         for event in events:
             if event["kind"] == "absent":
                 reason = str(event["reason"]).removeprefix(f"{event['stage']}: ")
-                request = (event["round"], event.get("attempt", 0), event["stage"])
+                made_in = event.get("made_in", 0)
+                attempt = event.get("attempt", 0)
+                request = (event["round"], attempt, event["stage"], made_in)
                 self._reasons[request][event["client"]] = reason
 
     def ask(
@@ -272,7 +283,8 @@ class Absences:
             clients: their ids in increasing order.
             ask: is given those who are present, and returns their answers.
         """
-        reasons = self._reasons.get((report.round, report.attempt, stage), {})
+        request = (report.round, report.attempt, stage, report.made_in)
+        reasons = self._reasons.get(request, {})
         present = [client for client in clients if client not in reasons]
         absent = deque(client for client in clients if client in reasons)
 

@@ -717,7 +717,7 @@ class RunServer:
             self.state = replace(best.state, round=last.round, selection=best, moments=last.moments)
 
         # The evaluations before were of other models, and without ranks.
-        final = RoundReport(round, [], self.state, is_last=True)
+        final = RoundReport(round, [], self.state, is_last=True, made_in=report.round)
         self._evaluate_global(final, rank=True, final=True)
         self._evaluate_personalized(final, keep=True, rank=True)
 

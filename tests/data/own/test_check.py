@@ -41,6 +41,30 @@ def test_good_data_have_no_problem_whatever_their_letters(folder, make):
     assert dataset.class_names == ("mit Befund", "o.B. – 无")
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("pictures", {"label_column": "x"}),
+        ("pictures", {"missing_values": {"a": [0]}}),
+        ("pictures", {"numbers": "bins"}),
+        ("tables", {"image_size": 8}),
+        ("tables", {"color": "rgb"}),
+    ],
+)
+def test_options_for_another_kind_of_data_are_named(folder, make, kind, options):
+    if kind == "pictures":
+        make.images(folder)
+    else:
+        folder.mkdir()
+        rows = "".join(f"{row},{'xy'[row % 2]}\n" for row in range(20))
+        (folder / "a.csv").write_text(f"age,label\n{rows}")
+
+    _, findings = read_own(str(folder), DataOptions(path=str(folder), **options))
+    (problem,) = [problem for problem in findings.problems if problem.kind == "option_unused"]
+    (name,) = options
+    assert problem.message.startswith(f"data.{name} = ")
+
+
 def test_class_names_of_a_file_are_made_safe(folder, make):
     for site in ("A", "BB"):
         make.arrays(folder, site, class_names=np.array(["a\x1b[1m", "b"]))

@@ -100,7 +100,7 @@ SECTIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "value_out_of_range": "images of whole numbers that are negative or beyond 65535",
         },
         "warning, error": {
-            "option_unused": "options without effect on arrays",
+            "option_unused": "options without effect on these data",
         },
         "warning": {
             "unused_array": "arrays besides `x`, `y`, `class_names`, `groups` and `encoder`",

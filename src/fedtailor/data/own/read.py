@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from fedtailor.core.errors import WARNING, DataError
+from fedtailor.core.options import show
 from fedtailor.core.text import escaped, listed, sorted_classes
 from fedtailor.data.cache import cached
 from fedtailor.data.dataset import Dataset
@@ -39,6 +41,9 @@ _TOLD_BY_RUNS = (
     *("one_class_site", "empty_site", "unknown_left_out", *DUPLICATE_KINDS),
 )
 """Problems that a run repeats in full."""
+_OF_TABLES = ("label_column", "missing", "missing_values", "leave_out", "decimal", "numbers")
+_OF_PICTURES = ("image_size", "color")
+"""Options for one kind of data."""
 _MOST_TOLD = 10
 _MOST_OF_A_KIND = 5
 _NO_LIST_OF_IMAGES = ("missing_label_column", "unnamed_column", "image_paths")
@@ -163,6 +168,7 @@ def _dispatch(
 ) -> Dataset | None:
     """Read the data with the reader for their layout."""
     if layout.pictures:
+        _warn_of_unused(_OF_TABLES, options, "tables", findings)
         return _read_images(layout, options, findings, report)
 
     if layout.arrays:
@@ -171,10 +177,25 @@ def _dispatch(
 
     if layout.tables:
         dataset = read_tables(list(layout.tables), options, findings, report, like=like)
+        if dataset is not None and dataset.kind == "table":
+            _warn_of_unused(_OF_PICTURES, options, "pictures", findings)
+
         _explain_tables(layout, findings)
         return dataset
 
     return read_target(layout.target, options, findings)
+
+
+def _warn_of_unused(
+    names: Sequence[str], options: DataOptions, what: str, findings: Findings
+) -> None:
+    """Warn of options that are for another kind of data."""
+    defaults = DataOptions(path=options.path)
+    for name in names:
+        value = getattr(options, name)
+        if value != getattr(defaults, name):
+            message = f"data.{name} = {show(value)} is for {what}; it has no effect here."
+            findings.add("option_unused", message)
 
 
 def _explain_tables(layout: FolderLayout, findings: Findings) -> None:
