@@ -122,10 +122,13 @@ class Participation:
             return torch.from_numpy(drawable)
 
         # Clients without training examples are drawn too, but do not count.
-        able = drawable if trainable is None else np.intersect1d(drawable, trainable)
+        counts = np.ones(len(drawable), dtype=bool)
+        if trainable is not None:
+            counts = np.isin(drawable, trainable)
+
         least = self.min_clients
         if len(drawable) >= least:
-            least = min(least, len(able))
+            least = min(least, int(counts.sum()))
 
         for draw in range(_MOST_DRAWS):
             purpose = f"cohort/{draw}" if attempt == 0 else f"cohort/{draw}/attempt/{attempt}"
@@ -135,9 +138,9 @@ class Participation:
                 lowest = _lowest(words, min(self.count, len(drawable)))
                 return torch.from_numpy(drawable[lowest])
 
-            ids = drawable[rng.to_unit(words) < self.probability]
-            if np.isin(ids, able).sum() >= least:
-                return torch.from_numpy(ids)
+            is_drawn = rng.to_unit(words) < self.probability
+            if np.count_nonzero(is_drawn & counts) >= least:
+                return torch.from_numpy(drawable[is_drawn])
 
         raise RunError(
             f"federation.participation {self.probability:g} of {len(drawable)} clients did not "

@@ -373,6 +373,10 @@ class RunServer:
     def begin_attempt(self, report: RoundReport) -> RoundAttempt:
         """Draw a cohort, and say what is asked of it."""
         schedule = self.schedule
+        trainable = None
+        if self.num_trainable < self.roster.population:
+            trainable = self.roster.trainable_clients
+
         drawn = self.participation.cohort(
             self.seed,
             report.round,
@@ -380,7 +384,7 @@ class RunServer:
             self.population,
             report.attempt,
             members=self.drawable,
-            trainable=self.roster.trainable_clients,
+            trainable=trainable,
         )
         report.cohort = [client for client in drawn.tolist() if self.roster.num_train[client]]
         cohort = frozenset(report.cohort)
