@@ -151,6 +151,21 @@ def unused():
 """
 
 
+def digests_of(sources, folder, monkeypatch):
+    """Return the digests of encoders whose file has these texts."""
+    digests = []
+    for number, source in enumerate(sources):
+        own = folder / str(number)
+        own.mkdir()
+        (own / "of_a_user.py").write_text(source)
+        with monkeypatch.context() as context:
+            context.syspath_prepend(own)
+            sys.modules.pop("of_a_user", None)
+            digests.append(load_encoder("of_a_user:encoder").digest)
+
+    return digests
+
+
 @pytest.mark.parametrize(
     ("before", "after", "differs"),
     [
@@ -172,16 +187,7 @@ def unused():
 def test_the_digest_covers_weights_code_and_constants(
     tmp_path, monkeypatch, before, after, differs
 ):
-    digests = []
-    for number, source in enumerate([SOURCE, SOURCE.replace(before, after)]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "of_a_user.py").write_text(source)
-        with monkeypatch.context() as context:
-            context.syspath_prepend(folder)
-            sys.modules.pop("of_a_user", None)
-            digests.append(load_encoder("of_a_user:encoder").digest)
-
+    digests = digests_of([SOURCE, SOURCE.replace(before, after)], tmp_path, monkeypatch)
     assert (digests[0] != digests[1]) == differs
 
 
@@ -201,16 +207,8 @@ def test_the_digest_covers_what_decorated_methods_use(tmp_path, monkeypatch, bef
     if "staticmethod" in after:
         source = source.replace("LIGHTEN(x - MEAN)", "LIGHTEN(self.lower(x))")
 
-    digests = []
-    for number, text in enumerate([source, source.replace("tensor([0.5])", "tensor([0.1])")]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "of_a_user.py").write_text(text)
-        with monkeypatch.context() as context:
-            context.syspath_prepend(folder)
-            sys.modules.pop("of_a_user", None)
-            digests.append(load_encoder("of_a_user:encoder").digest)
-
+    changed = source.replace("tensor([0.5])", "tensor([0.1])")
+    digests = digests_of([source, changed], tmp_path, monkeypatch)
     assert digests[0] != digests[1]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedtailor import toolkit as ft
 from fedtailor.algorithms._feature_sums import (
     as_messages,
+    finite_rows,
     received_sums,
     repaired_sums,
     shortened,
@@ -170,9 +171,7 @@ class ClosedForm(FrozenBody[ServerState]):
         features = self.frozen_features(task, data.train, key)
         features = features._replace(x=shortened(features.x, self.feature_clip))
         if self.feature_clip:
-            # An example that is not finite has no part: no noise would hide it.
-            is_finite = torch.isfinite(features.x).all(dim=1, keepdim=True)
-            features = features._replace(x=torch.where(is_finite, features.x, 0.0))
+            features = features._replace(x=finite_rows(features.x))
 
         sums = class_sums.add_up(
             features, task.num_classes, self.sent_squares, torch.get_default_dtype()

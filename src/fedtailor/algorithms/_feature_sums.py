@@ -32,6 +32,15 @@ def shortened(z: Tensor, longest: float) -> Tensor:
     return bounded.to(torch.get_default_dtype())
 
 
+def finite_rows(z: Tensor) -> Tensor:
+    """Return features (n, d) in which an example that is not finite has none.
+
+    In a sum, no noise would hide it.
+    """
+    is_finite = torch.isfinite(z).all(dim=1, keepdim=True)
+    return torch.where(is_finite, z, 0.0)
+
+
 def sum_fields(
     num_classes: int, d: int, squares: class_sums.Squares, feature_clip: float = 0.0
 ) -> dict[str, ft.Field]:

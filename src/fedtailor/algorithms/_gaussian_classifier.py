@@ -29,6 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from fedtailor import toolkit as ft
 from fedtailor.algorithms._feature_sums import (
+    finite_rows,
     received_sums,
     repaired_sums,
     shortened,
@@ -252,9 +253,7 @@ class GaussianClassifier(ft.Algorithm[ServerState, C, P]):
         """Return what a client uploads with pooled statistics: its body, and sums of features."""
         features = self.table(task, body, data.train, key)
         if self.feature_clip:
-            # As in steps, an example that is not finite has no part: no noise would hide it.
-            is_finite = torch.isfinite(features.x).all(dim=1, keepdim=True)
-            features = features._replace(x=torch.where(is_finite, features.x, 0.0))
+            features = features._replace(x=finite_rows(features.x))
 
         sums = class_sums.add_up(features, task.num_classes, "pooled", torch.get_default_dtype())
         sent = upload_of(sums, all_rows=self.feature_clip > 0)

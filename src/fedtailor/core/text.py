@@ -23,7 +23,7 @@ the signs too."""
 
 _LONGEST_VALUE = 80
 """Most characters of a value in a message."""
-_WHOLE_NUMBER = re.compile("-?[0-9]{1,18}")
+_WHOLE_NUMBER = re.compile("-?[0-9]{1,300}")
 NOTHING = "-"
 """Stands for a number that does not exist."""
 

@@ -212,13 +212,13 @@ def _added(total: PartialSum, leaves: Mapping[str, Tensor]) -> PartialSum:
     return total._replace(leaves=added)
 
 
-def _dealt(fields: Messages, count: int, key: rng.Key) -> np.ndarray:
-    """Return which canary changes a number of an upload: all change about as many.
+def refuse_more_canaries(count: int, num_scalars: int) -> None:
+    """Check that every canary can have a direction of its own.
 
-    The lower half of a covariance follows the upper one.
+    Raises:
+        ConfigError: there are more canaries than numbers that a client sends.
     """
-    num_scalars = sum(field.scalars() for field in fields.values())
-    if num_scalars < count:
+    if count > num_scalars:
         raise ConfigError(
             f"--canaries must be at most {num_scalars}, the numbers that a client sends, got "
             f"{count}.",
@@ -226,6 +226,14 @@ def _dealt(fields: Messages, count: int, key: rng.Key) -> np.ndarray:
             got=count,
         )
 
+
+def _dealt(fields: Messages, count: int, key: rng.Key) -> np.ndarray:
+    """Return which canary changes a number of an upload: all change about as many.
+
+    The lower half of a covariance follows the upper one.
+    """
+    num_scalars = sum(field.scalars() for field in fields.values())
+    refuse_more_canaries(count, num_scalars)
     shuffled = np.argsort(rng.words(rng.plain(key), num_scalars), kind="stable")
     return _unpacked(fields, shuffled % count)
 

@@ -26,12 +26,11 @@ from torch import Tensor
 from fedtailor.core import rng, tree
 from fedtailor.core.algorithm import AnyAlgorithm, Download
 from fedtailor.core.devices import to_host
-from fedtailor.core.errors import ConfigError
 from fedtailor.core.federation import ClientData, ClientInfo, ExampleSet
 from fedtailor.core.message import Field
 from fedtailor.core.task import Batch, Task
 from fedtailor.privacy.added_noise import AddedNoise
-from fedtailor.privacy.canaries import Canaries, Sightings, coins
+from fedtailor.privacy.canaries import Canaries, Sightings, coins, refuse_more_canaries
 from fedtailor.privacy.class_statistics import SumsMechanism, of_sums, of_triangle
 from fedtailor.privacy.examples import ExamplePlan
 from fedtailor.training.private_steps import PrivateSteps, steps_made_by
@@ -221,13 +220,7 @@ class CanarySums:
             rows.append(self._flat({name: upload[name].value for name in of_sums(upload)}))
 
         # Others would share the noise of a direction, and their scores would not be independent.
-        if count > len(rows[0]):
-            raise ConfigError(
-                f"--canaries must be at most {len(rows[0])}, the numbers that a client sends, got "
-                f"{count}.",
-                key="--canaries",
-                got=count,
-            )
+        refuse_more_canaries(count, len(rows[0]))
 
         # Each has the direction of its own among orthogonal ones that is nearest to what it adds.
         left, sizes, right = np.linalg.svd(np.stack(rows), full_matrices=False)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from fedtailor.core.text import counted, escaped, listed, quoted
+from fedtailor.core.text import counted, escaped, listed, quoted, sorted_classes
 from fedtailor.data.own.cells import Cells, Table
 from fedtailor.data.own.findings import Finding, Findings
 from fedtailor.data.own.kinds import NO_REGRESSION, SEVERAL_LABELS
@@ -64,7 +64,7 @@ def name_classes(
         for text, number in numbers.items():
             # A whole number has one name, whatever the other labels are.
             class_of[text] = str(number) if isinstance(number, int) else escaped(text)
-        class_names = sorted(set(class_of.values()))
+        class_names = sorted_classes(class_of.values())
     else:
         fraction = next((text for text in texts if isinstance(numbers[text], float)), "")
         if fraction:
@@ -74,7 +74,7 @@ def name_classes(
             return None
 
         class_of = {text: str(number) for text, number in numbers.items()}
-        class_names = sorted(set(class_of.values()), key=int)
+        class_names = sorted_classes(class_of.values())
         tables[0].place.check(find_regression(quoted(name), len(class_names), examples))
 
     # Numbers among texts are classes of their own, which is rarely meant.
